@@ -80,7 +80,7 @@ def of_class(name: str, transformer: str = "", **changes: Any) -> Callable[[Path
 
     def build(folder: Path) -> Path:
         given = words(name)
-        layers = {"vocab_size": len(given), "pad_token_id": given.pad_token_id}
+        layers = {"vocab_size": len(given) + 1, "pad_token_id": given.pad_token_id}
         layers |= {"bos_token_id": 0, "eos_token_id": 0, "num_key_value_heads": 2, "head_dim": 8}
         path = save(folder, of(transformer or name, **layers | T5), given)
         file = path / "tokenizer.json"
@@ -272,17 +272,6 @@ class Own(BertModel):
 """
 """Code with a number that is not saved with the weights, as much code of 2023 has (positions, rotary angles)."""
 
-OF_2024 = """
-from transformers import Qwen2Model
-
-
-class Own(Qwen2Model):
-    def __init__(self, config):
-        self.base = config.rope_theta
-        super().__init__(config)
-"""
-"""Code that reads a setting which transformers 5 has moved."""
-
 ALWAYS_CAUSAL = """
 import copy
 
@@ -297,21 +286,77 @@ class Own(Qwen2Model):
 """
 """Code that does not look at `is_causal`."""
 
+QODO_ATTENTION = """
+from transformers import Qwen2Model as Base
+from transformers.modeling_attn_mask_utils import _prepare_4d_attention_mask
+
+
+class Qwen2Model(Base):
+    def __init__(self, config):
+        self.base = config.rope_theta
+        super().__init__(config)
+
+    def _update_causal_mask(self, attention_mask, input_tensor, *others, **named):
+        return _prepare_4d_attention_mask(attention_mask, input_tensor.dtype)
+"""
+"""Code of 2024, as transformers 4.49 runs it: a token sees those behind it as well."""
+
+QODO_TOKENS = """
+from tokenizers.processors import TemplateProcessing
+from transformers import Qwen2TokenizerFast as Base
+
+
+class Qwen2TokenizerFast(Base):
+    def __init__(self, *given, add_eos_token=False, **named):
+        super().__init__(*given, **named)
+        end = self.eos_token
+        if add_eos_token:
+            self._tokenizer.post_processor = TemplateProcessing(
+                single=f"$A {end}", special_tokens=[(end, self.eos_token_id)]
+            )
+"""
+"""Code of 2024 that puts an end token behind each text."""
+
 
 def qodo(folder: Path) -> Path:
-    """The folder of Qodo-Embed-1-1.5B in the small: Qwen2, code of 2024, `add_eos_token`, the last token's vector."""
-    words = tokenizer("$A", padding_side="left", eos_token="</s>", pad_token="[PAD]")
-    layers = {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 6, "pad_token_id": 0}
-    path = save(folder, of("Qwen2", **layers), words, "lasttoken")
-    change(path / "tokenizer_config.json", add_eos_token=True)
-    auto_map = {
-        "AutoModel": "modeling_qwen.Qwen2Model",
-        "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
-    }
-    change(path / "config.json", auto_map=auto_map, transformers_version="4.41.2")
-    (path / "modeling_qwen.py").write_text(
-        OF_2024.replace("Own(Qwen2Model)", "Qwen2Model(Base)").replace(
-            "import Qwen2Model", "import Qwen2Model as Base"
-        )
-    )
+    """The folder of Qodo-Embed-1-1.5B in the small, the same under any version of the libraries.
+
+    Qwen2, its attention and its end token in code of 2024, the last token's vector.
+    """
+    import numpy as np
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    path, end = folder / "model", "<|endoftext|>"
+    (path / "1_Pooling").mkdir(parents=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words: Any = Tokenizer(models.BPE({word: at for at, word in enumerate(alphabet)}, []))
+    words.normalizer = normalizers.NFC()
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.add_special_tokens([end])
+    words.save(str(path / "tokenizer.json"))
+    auto_map: dict[str, Any] = {"AutoTokenizer": [None, "tokenization_qwen.Qwen2TokenizerFast"]}
+    settings = {"model_max_length": LENGTH, "padding_side": "left", "add_eos_token": True}
+    settings |= {"eos_token": end, "pad_token": end, "tokenizer_class": "Qwen2Tokenizer"}
+    change(path / "tokenizer_config.json", auto_map=auto_map, **settings)
+    auto_map = {"AutoModel": "Qwen2Model", "AutoModelForCausalLM": "Qwen2ForCausalLM"}
+    auto_map = {key: f"modeling_qwen.{name}" for key, name in auto_map.items()}
+    saved = {"model_type": "qwen2", "transformers_version": "4.41.2", "rope_theta": 1000000.0}
+    layers = {**LAYERS, "num_key_value_heads": 2, "vocab_size": 257}
+    change(path / "config.json", auto_map=auto_map, **saved, **layers)
+    (path / "modeling_qwen.py").write_text(QODO_ATTENTION)
+    (path / "tokenization_qwen.py").write_text(QODO_TOKENS)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"name": kind, "path": at, "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in kinds.items()
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    modes = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    change(path / "1_Pooling" / "config.json", word_embedding_dimension=WIDTH, **modes)
+    numbers = np.random.default_rng(1)
+    shapes = {name: each.shape for name, each in of("Qwen2", **layers).state_dict().items()}
+    weights = {name: numbers.normal(0, 0.2, shapes[name]) for name in sorted(shapes)}
+    weights = {name: values.astype(np.float32) for name, values in weights.items()}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path

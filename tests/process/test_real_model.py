@@ -72,6 +72,7 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     assert manifest["model"]["max_length"] == model.max_seq_length
     assert manifest["model"]["revision"].startswith("sha256:")
     assert manifest["linear"] == "onednn"
+    assert (workplace.workdir / ".chunkvisor" / "linear").read_text() == "onednn"
 
 
 def test_a_row_that_kills_workers_with_several_batches_under_way(

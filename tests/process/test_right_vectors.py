@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import numpy.typing as npt
 import pytest
+import yaml
 
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
@@ -26,7 +27,7 @@ from chunkvisor_worker.lengths import Counter
 from chunkvisor_worker.model import Heard, load_model
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.tokenizer import WrongModelError
-from harness import Workplace
+from harness import ROOT, Workplace
 
 pytestmark = pytest.mark.model
 
@@ -59,7 +60,8 @@ def encoded(
     worker.load(progress)
     worker.tokenize(TEXTS, progress)
     worker.start(progress)
-    parts = list(worker.encode(Limits(rows=3, tokens=400), progress))
+    limits = Limits(1 if encode.get("batch_size") == 1 else 3, tokens=400)
+    parts = list(worker.encode(limits, progress))
     vectors = np.empty((len(TEXTS), parts[0][1].shape[1]), dtype=np.float32)
     for rows, block in parts:
         vectors[rows] = block
@@ -113,6 +115,17 @@ def of_words(words: Sequence[str], folder: Path) -> Path:
     return kinds.save(folder, kinds.of("Bert"), BertTokenizer(vocab=ids, do_lower_case=False))
 
 
+def reading(build: Build, length: int) -> Build:
+    """A builder of a model that says it reads so many tokens of a text."""
+
+    def builder(folder: Path) -> Path:
+        path = build(folder)
+        kinds.change(path / "sentence_bert_config.json", max_seq_length=length)
+        return path
+
+    return builder
+
+
 MODERN: dict[str, Any] = {
     "local_attention": 16,
     "pad_token_id": 0,
@@ -164,6 +177,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
     **{kind: (build, {}, {}, {}) for kind, build in UNUSED.items()},
+    "more tokens than rotary positions": (reading(mistral, 200), {}, {}, {}),
     "fewer layers on purpose": (kinds.bert, fewer_layers, {}, {}),
     "proteins": (functools.partial(of_words, "LAGVSERTIDPKQNFYMHWC"), {}, {}, {}),
     "DNA": (functools.partial(of_words, ["ACG", "CGT", "GTA", "TAC"]), {}, {}, {}),
@@ -400,13 +414,6 @@ def without_pad(name: str) -> Build:
     return build
 
 
-def too_long(folder: Path) -> Path:
-    """A model that says it reads more tokens than it has positions for."""
-    path = kinds.encoder("Roberta", max_position_embeddings=40)(folder)
-    kinds.change(path / "sentence_bert_config.json", max_seq_length=200)
-    return path
-
-
 def blind_to_is_causal(folder: Path) -> Path:
     """A causal model of a class that does not know `is_causal`, whose config.json asks for the other attention."""
     path = kinds.with_code(folder, kinds.ALWAYS_CAUSAL, "Qwen2")
@@ -425,6 +432,7 @@ def without_tokenizer(name: str) -> Build:
     return build
 
 
+TO_THE_RIGHT = {"kwargs": {"processor_kwargs": {"padding_side": "right"}}}
 REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     # kind: (builder, section model, words of the message, in this order)
     "sparse": (sparse, {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
@@ -433,7 +441,7 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "code, undecided": (
         with_negative_code,
         {},
-        r"modeling_own\.py.*config\.json.*model\.trust_remote_code",
+        r"modeling_own\.py.*config\.json.*`trust_remote_code: true`",
     ),
     "code with an unsaved buffer": (
         lambda folder: kinds.with_code(folder, kinds.UNSAVED_BUFFER),
@@ -468,13 +476,13 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "no first token": (without_token("add_bos_token"), {}, "add_bos_token.*<s> first"),
     "config_kwargs without effect": (
         kinds.decoder("Qwen2"),
-        {"kwargs": {"config_kwargs": {"is_causal": False}}},
-        "is_causal: false.*no effect.*config.json",
+        {"kwargs": {"config_kwargs": {"is_casual": False}}},
+        "is_casual: false.*no effect.*config.json",
     ),
     "is_causal without effect": (
         blind_to_is_causal,
         {"trust_remote_code": True},
-        '"is_causal": false.*before it',
+        "is_causal: false.*before it",
     ),
     "no pad token": (without_pad("Mistral"), {}, "no pad token.*pad_token"),
     "made-up pad token": (
@@ -492,16 +500,28 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         {},
         "special tokens and no words.*Download",
     ),
+    "one token more": (
+        kinds.encoder("Bert", vocab_size=kinds.ROWS - 1),
+        {},
+        r"263 tokens.*more tokens.*rows \(262\)",
+    ),
     "tokenizer of another model": (
         kinds.encoder("Bert", vocab_size=kinds.ROWS // 2),
         {},
-        "263 tokens.*131 rows.*another model",
+        r"263 tokens.*rows \(131\).*another model",
     ),
-    "length beyond positions": (
-        too_long,
+    "RoBERTa beyond its positions": (
+        reading(kinds.encoder("Roberta"), 127),
         {},
-        "200 tokens.*positions for 38.*model.max_length to 38",
+        "127 tokens.*positions for 126.*model.max_length to 126",
     ),
+    "GPT-2 beyond its positions": (reading(gpt2, 129), {}, "129 tokens.*positions for 128"),
+    "OPT beyond its positions": (
+        reading(kinds.encoder("OPT", word_embed_proj_dim=32), 129),
+        {},
+        "129 tokens.*positions for 128",
+    ),
+    "BERT without a limit": (reading(kinds.bert, 10**30), {}, "any number of tokens.*for 128"),
     "Router, undecided": (
         kinds.router,
         {},
@@ -530,6 +550,50 @@ def test_refused(kind: str, tmp_path: Path) -> None:
         assert error.code == 78
     else:
         assert diagnose(fault_of(error, Phase.MODEL_LOAD)).rule.name == "wrong-model"
+
+
+def offered(message: str) -> list[dict[str, Any]]:
+    """The lines of a config in a message."""
+    return [yaml.safe_load(line) for line in re.findall("`(.+?)`", message)]
+
+
+def padded_left(build: Build) -> Build:
+    """A builder of a model that is padded on the left."""
+
+    def builder(folder: Path) -> Path:
+        path = build(folder)
+        kinds.change(path / "tokenizer_config.json", padding_side="left")
+        return path
+
+    return builder
+
+
+PADDING: dict[str, tuple[Build, dict[str, Any], dict[str, Any] | None]] = {
+    # kind: (builder, section encode, the section model that mends it; none = batch_size 1 does)
+    "GPT-2, left": (padded_left(gpt2), {}, TO_THE_RIGHT),
+    "BERT, left": (padded_left(kinds.bert), {}, TO_THE_RIGHT),
+    "by the library": (padded_left(kinds.bert), {"kwargs": {"task": "own"}}, TO_THE_RIGHT),
+    "RoBERTa, left": (padded_left(kinds.encoder("Roberta")), {}, TO_THE_RIGHT),
+    "FNet": (kinds.encoder("FNet"), {}, None),
+    "Nystroemformer": (kinds.encoder("Nystromformer"), {}, None),
+    "ConvBERT": (kinds.encoder("ConvBert", embedding_size=32), {}, None),
+}
+
+
+@pytest.mark.parametrize("kind", PADDING)
+def test_padding(kind: str, tmp_path: Path) -> None:
+    """Vectors that depend on the neighbors are refused, and what the message offers gives those of the texts alone."""
+    build, encode, mends = PADDING[kind]
+    path = build(tmp_path)
+    with pytest.raises(
+        WrongModelError, match=r"pads on the .* attention or its positions"
+    ) as refused:
+        encoded(path, {}, encode)
+    (line,) = offered(str(refused.value))
+    model, one = (line, {}) if mends else ({}, line)
+    assert model == (mends or {})
+    vectors, _ = encoded(path, model, {**encode, **one})
+    np.testing.assert_allclose(vectors, plain(path, {}), rtol=0, atol=1e-5)
 
 
 def test_pooling_of_a_model_without_modules(tmp_path: Path) -> None:
@@ -578,28 +642,42 @@ def test_what_was_loaded_is_told(tmp_path: Path) -> None:
     assert any("does not use: bert.pooler.other, classifier.bias" in note for note in loaded.notes)
 
 
-def test_the_missions_own_model(tmp_path: Path) -> None:
-    """Qodo-Embed's kind of folder is refused step by step, until the settings are those that make it right."""
-    path = kinds.qodo(tmp_path)
-    with pytest.raises(Halt, match=r"modeling_qwen\.py") as undecided:
-        encoded(path, {}, {})
-    assert "true to run it, or to false" in undecided.value.remedy
-    with pytest.raises(
-        WrongModelError, match=r"rope_theta(.|\n)*pip install transformers==4\.49\.0"
-    ):
-        encoded(path, {"trust_remote_code": True}, {})
-    with pytest.raises(WrongModelError, match="add_eos_token: true"):
-        encoded(path, {"trust_remote_code": False}, {})
+OF_4_49 = """
+    0.007153 0.144606 0.279511 0.102596 -0.017930 0.267639 0.135181 0.229921
+    0.019226 -0.029533 0.096394 0.178697 -0.059627 0.014628 0.154039 0.222248
+    -0.003204 0.128049 0.355429 0.095205 -0.011664 0.319465 0.038808 0.274079
+    -0.005355 0.170298 0.332617 0.135972 -0.031222 0.258897 -0.006489 0.246900
+    -0.000335 0.046794 0.182472 0.097700 -0.034492 0.179333 0.244227 0.270041
+    0.007153 0.144606 0.279511 0.102596 -0.017930 0.267639 0.135181 0.229921
+"""
+"""The first 8 dimensions of TEXTS, by sentence-transformers 3.4.1 and transformers 4.49.0 with the folder's code."""
 
-    settings = {"trust_remote_code": False, "kwargs": {"processor_kwargs": {"add_eos_token": True}}}
-    vectors, loaded = encoded(path, settings, {})
-    np.testing.assert_allclose(vectors, plain(path, settings), rtol=0, atol=1e-5)
-    assert loaded.probe_ids[-1] == 6
-    assert loaded.causal
-    kinds.change(path / "config.json", is_causal=False)
-    vectors, loaded = encoded(path, settings, {})
-    np.testing.assert_allclose(vectors, plain(path, settings), rtol=0, atol=1e-5)
-    assert loaded.causal is False
+
+def test_the_missions_own_model(tmp_path: Path) -> None:
+    """Each way that the messages for Qodo-Embed's kind of folder offer leads to its author's vectors, as printed."""
+    path = kinds.qodo(tmp_path)
+    with pytest.raises(Halt, match=r"modeling_qwen\.py, tokenization_qwen\.py") as undecided:
+        encoded(path, {}, {})
+    run_it, leave_out, kwargs = offered(undecided.value.remedy)
+    lines = re.findall("`(.+?)`", undecided.value.remedy)[1:]
+    for page in ("README.md", "configs/qodo_tc_commit.yaml", "docs/reference/right-vectors.md"):
+        text = (ROOT / page).read_text()
+        assert all(line in text for line in lines), page
+
+    with pytest.raises(WrongModelError, match="rope_theta") as outdated:
+        encoded(path, run_it, {})
+    for message in (undecided.value.remedy, str(outdated.value)):
+        assert "pip install transformers==4.49.0 sentence-transformers==5.7.0" in message
+    assert kwargs in offered(str(outdated.value))
+
+    for half in ({}, *({key: value} for key, value in kwargs["kwargs"].items())):
+        with pytest.raises(WrongModelError) as refused:
+            encoded(path, {**leave_out, "kwargs": half}, {})
+        assert kwargs in offered(str(refused.value))
+    vectors, loaded = encoded(path, {**leave_out, **kwargs}, {})
+    authors = np.array(OF_4_49.split(), dtype=np.float32).reshape(len(TEXTS), 8)
+    np.testing.assert_allclose(vectors[:, :8], authors, rtol=0, atol=2e-6)
+    assert (loaded.probe_ids[-1], loaded.causal) == (256, False)
 
 
 PROMPTS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
@@ -706,8 +784,8 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
         ended = job.call(command, str(job.config_path))
         said = " ".join((ended.stdout + ended.stderr).split())
         assert ended.returncode == 78, said
-        assert "brings Python code (modeling_qwen.py)" in said
-        assert "Read that code; then set model.trust_remote_code to true" in said
+        assert "brings Python code (modeling_qwen.py, tokenization_qwen.py)" in said
+        assert "Then write under model in the config: `trust_remote_code: true`" in said
     assert not list(job.workdir.rglob("attempts/*"))
 
 
@@ -719,11 +797,9 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     ended = job.run()
 
     assert ended.returncode == 78, ended.stderr
-    assert "add_eos_token" in ended.stderr
-    assert "processor_kwargs: {add_eos_token: true}" in ended.stderr
+    kwargs = next(line for line in offered(ended.stderr) if "kwargs" in line)["kwargs"]
     assert "WrongModelError" not in ended.stderr  # a class of ours tells a person nothing
     assert sum(event["event"] == "attempt_failed" for event in job.events()) <= 1
-    kwargs = {"processor_kwargs": {"add_eos_token": True}}
     configure(job, path, model__trust_remote_code=False, model__kwargs=kwargs)
     changed = job.run()
     assert changed.returncode == 78

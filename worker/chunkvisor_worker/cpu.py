@@ -1,5 +1,6 @@
 """Makes a CPU fast: linear layers packed for oneDNN, and batches computed side by side, a thread each."""
 
+import fcntl
 import functools
 import importlib.util
 import math
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
+from chunkvisor_worker.contract.exits import LINEAR_FILE
 
 LINEAR = "CHUNKVISOR_LINEAR"  # the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
@@ -32,11 +34,25 @@ def choose(model: Any, forward: Callable[[], Any]) -> str:
     """Pack the weights of the model's linear layers if that is faster; says which kernel computes them from now on.
 
     `forward` computes some vectors with the model: those with packed weights have to be the same, up to 1e-5. Whatever
-    goes wrong, the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed.
+    goes wrong, the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed;
+    nor is it if LINEAR_FILE names a file in which an earlier worker has written its choice: vectors would differ.
     """
+    wanted, path = os.environ.get(LINEAR, ""), os.environ.get(LINEAR_FILE)
+    if path is None:
+        return _choose(model, forward, wanted)
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # for two first workers at once
+        file.seek(0)
+        known = file.read()
+        chosen = _choose(model, forward, wanted or known)
+        if not known:
+            file.write(chosen)
+    return chosen
+
+
+def _choose(model: Any, forward: Callable[[], Any], wanted: str) -> str:
     import torch
 
-    wanted = os.environ.get(LINEAR, "")
     layers = packable(model)
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(
         torch.ops.mkldnn, "_linear_pointwise"

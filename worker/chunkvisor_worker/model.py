@@ -19,6 +19,7 @@ from typing import Any
 
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
+from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 from chunkvisor_worker.contract.wire import masked
 from chunkvisor_worker.tokenizer import (
     WrongModelError,
@@ -138,7 +139,10 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
 
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
-        model_kwargs.setdefault("dtype", spec.dtype)
+        # Renamed in transformers 4.56.
+        model_kwargs.setdefault(
+            "torch_dtype" if library() < "transformers 4.56" else "dtype", spec.dtype
+        )
     with heard.listening():
         with _code_of(spec):
             model: Any = SentenceTransformer(
@@ -169,7 +173,11 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     _check_weights(heard, [module.model for module in backbones], spec)
     for module in backbones:
         _check_buffers(module.model, spec)
-        _check_config_kwargs(module.model.config, spec.kwargs.get("config_kwargs") or {})
+        asked = spec.kwargs.get("config_kwargs") or {}
+        if "is_causal" in asked:
+            # Read at each pass; taken over while loading only by the classes that have it anyway.
+            module.model.config.is_causal = asked["is_causal"]
+        _check_config_kwargs(module.model.config, asked)
     for module, place in _placed(model, Path(spec.path or spec.name)):
         tokenizer: Any = getattr(module, "tokenizer", None)
         if not hasattr(tokenizer, "name_or_path"):  # StaticEmbedding reads tokenizer.json itself
@@ -267,40 +275,22 @@ def table_rows(transformer: Any) -> int | None:
 
 
 def _fit_length(model: Any, asked: int | None) -> None:
-    """Set the length asked for. Raises if it, or the model's own, is beyond the table of positions."""
-    transformer, own = model.transformers_model, max_length(model)
-    config: Any = getattr(transformer, "config", None)
+    """Set the length asked for. Raises ValueError if it is beyond the positions that the config names."""
+    if asked is None:
+        return
+    config: Any = getattr(model.transformers_model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     limit = getattr(config, "max_position_embeddings", None)
-    limit = limit if isinstance(limit, int) and limit > 0 else None  # XLNet says -1
-    modules = transformer.modules() if limit is not None else ()
-    tables = [getattr(module, "position_embeddings", None) for module in modules]
-    if limit is not None:
-        # RoBERTa's family counts positions from its padding index + 1, so that a table of 514 serves 512 tokens.
-        padding = [getattr(table, "padding_idx", None) for table in tables]
-        limit -= max((index + 1 for index in padding if index is not None), default=0)
-    if asked is not None:
-        if limit is not None and asked > limit:
-            raise ValueError(
-                f"model.max_length is {asked}, but the model has positions for {limit} tokens only; set it to {limit} "
-                "or less, or to null for the model's own"
-            )
-        try:
-            model.max_seq_length = asked
-        except AttributeError as error:
-            what = f"a model of {type(model[0]).__name__} has no length to set; set null"
-            raise ValueError(f"model.max_length is {asked}, but {what}") from error
-    # Only a table of positions ends: rotary ones go on.
-    elif (
-        limit is not None
-        and own is not None
-        and own > limit
-        and any(hasattr(t, "num_embeddings") for t in tables)
-    ):
-        raise WrongModelError(
-            f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
-            f"tokenizer's), but it has positions for {limit}: longer texts would fail. Set model.max_length to {limit}."
+    if isinstance(limit, int) and 0 < limit < asked:  # XLNet says -1
+        raise ValueError(
+            f"model.max_length is {asked}, but the model has positions for {limit} tokens only; set it to {limit} or "
+            "less, or to null for the model's own"
         )
+    try:
+        model.max_seq_length = asked
+    except AttributeError as error:
+        what = f"a model of {type(model[0]).__name__} has no length to set; set null"
+        raise ValueError(f"model.max_length is {asked}, but {what}") from error
 
 
 @contextlib.contextmanager
@@ -332,27 +322,26 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
             raise
         raise WrongModelError(
             f"the code that comes with the model does not run under {library()}: {error}. {_older(spec)} "
-            "Or set model.trust_remote_code to false, to take the class of transformers, if it has one of this type."
+            "Or set model.trust_remote_code to false, to take the class of transformers, if it has one of this type. "
+            + _lines_without_code(spec)
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=only_warn)
 
 
 def _older(spec: ModelSpec) -> str:
-    """Say what to install, if the model's own config.json was not written by this version of transformers.
-
-    The last sentence-transformers that takes transformers 4 is 5.7.0; code of before 4.50 calls what later ones lack.
-    """
+    """Say what to install, if the model's own config.json was not written by this version of transformers."""
     saved = str(_json(spec, "config.json").get("transformers_version") or "4")
     if f"transformers {saved}" == library():
         return ""
-    numbers = [int(each) for each in saved.split(".") if each.isdigit()]
-    if numbers < [5]:
-        versions = "4.49.0" if numbers < [4, 50] else "4.57.6"
-        versions += " sentence-transformers==5.7.0"
-    else:
-        versions = ".".join(map(str, numbers[:3]))
-    return f"Its config.json was written by version {saved}: pip install transformers=={versions}."
+    return f"Its config.json was written by version {saved}: {install_for(saved)}."
+
+
+def _lines_without_code(spec: ModelSpec) -> str:
+    """Return the line to add to the config if the model's own code is left out; empty if there is none."""
+    files = _json(spec, "config.json"), _json(spec, "tokenizer_config.json")
+    line = kwargs_without_code(*files, spec.kwargs)
+    return f"Write under model in the config: `{line}`" if line else ""
 
 
 def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> None:
@@ -396,19 +385,17 @@ def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool
     if prefix not in parts:
         name = name.removeprefix(f"{prefix}.")
     parent, _, last = _INDICES.sub(r"\1", name).rpartition(".")
-    constants = {
-        each for module in backbone.modules() for each in module._non_persistent_buffers_set
-    }
-    if name.partition(".")[0] not in parts or _POOLER.search(name) or last in constants:
+    if name.partition(".")[0] not in parts or _POOLER.search(name):
         return False
     layers = backbone.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     quantized = getattr(backbone.config, "quantization_config", None) is not None
     if quantized or {layers, "num_hidden_layers"} & set(asked):
         return False  # what only kernels for quantized weights read; fewer layers on purpose
     try:
-        return not any(backbone.get_submodule(parent).children())
+        module = backbone.get_submodule(parent)
     except AttributeError:
         return True
+    return not any(module.children()) and getattr(module, last, None) is None
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
@@ -443,49 +430,73 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
-    """Try whether a token sees only those before it, None if that cannot be told; refuse a model that should not."""
-    causal, saved = _is_causal(model, spec), _json(spec, "config.json")
+    """Try whether a token sees only those before it, None if that cannot be told; refuse a model that should not.
+
+    Refuse one as well that reads longer texts than its table of positions, wherever that is, has rows for.
+    """
+    causal, positions = _try_tokens(model, spec)
+    length = max_length(model)
+    if positions is not None and (length is None or length > positions):
+        raise WrongModelError(
+            f"the model says that it reads {length or 'any number of'} tokens (max_seq_length in "
+            "sentence_bert_config.json, or the tokenizer's), but it has positions for "
+            f"{positions}: longer texts would fail. Set model.max_length to {positions}."
+        )
+    saved = _json(spec, "config.json")
+    said = {**saved, **(spec.kwargs.get("config_kwargs") or {})}.get("is_causal")
     both_ways = getattr(
         getattr(model.transformers_model, "config", None), "use_bidirectional_attention", None
     )
-    if causal and (saved.get("is_causal") is False or both_ways is True):
-        key = (
-            '"is_causal": false'
-            if saved.get("is_causal") is False
-            else '"use_bidirectional_attention": true'
-        )
-        then = (
-            ""
-            if spec.trust_remote_code
-            else " Then set model.trust_remote_code to true, for its own attention."
-        )
+    if causal and (said is False or both_ways is True):
+        key = "is_causal: false" if said is False else "use_bidirectional_attention: true"
         raise WrongModelError(
-            f"config.json says {key}, but in the model as {library()} loads it a token sees only those "
-            f"before it: the vectors would be those of another model. {_older(spec)}{then}"
+            f"{key} is said (in config.json or config_kwargs), but in the model as {library()} loads it a token sees "
+            f"only those before it: the vectors would be those of another model. {_older(spec)}"
+        )
+    line = _lines_without_code(spec)
+    if causal and said is None and not spec.trust_remote_code and "is_causal" in line:
+        raise WrongModelError(
+            "the model's own code is left out (model.trust_remote_code), and in the class of transformers a token sees "
+            f"only those before it: config.json does not say whether it does in that code. {line}; or is_causal: true, "
+            "if that code looks back only."
         )
     return causal
 
 
-def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
-    """Try whether the first token's vector stays the same, to the last bit, if the last token is another."""
+def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
+    """Try eight tokens: (whether a token sees only those before it, how many tokens have a position); None = unknown.
+
+    The first token's vector then stays the same, to the last bit, if the last token is another. A table of positions
+    is the one in which neighbors are looked up, and which does not have the tokens.
+    """
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     rows = (table_rows(model.transformers_model) or 0) if is_plain_text_model(model) else 0
     if rows < 16:
-        return None
-    first = torch.arange(rows // 2 - 4, rows // 2 + 4, device=model.device)[None]
+        return None, None
+    count = torch.arange(8, device=model.device)
+    first = rows // 2 - 4 + count
     second = first.clone()
-    second[0, -1] = rows // 2 - 6
-    seen = []
-    with torch.inference_mode(), _code_of(spec):
+    second[-1] -= 6
+    limits, seen = list[int](), list[Any]()
+
+    def looked_up(_: Any, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.embedding.default:
+            table, at = args[0], args[1].flatten()[: len(count)]
+            if torch.equal(at - at[0], count) and not torch.equal(at, first):
+                limits.append(len(table) - int(at[0]))
+        return function(*args, **(kwargs or {}))
+
+    mode = type("Lookups", (TorchDispatchMode,), {"__torch_dispatch__": looked_up})
+    with torch.inference_mode(), _code_of(spec), mode():
         for ids in (first, second):
-            found = model[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).get(
-                "token_embeddings"
-            )
+            given = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+            found = model[0](given).get("token_embeddings")
             if found is None or not bool(found.isfinite().all()):
-                return None
+                return None, None
             seen.append(found[0, 0])
-    return bool(torch.equal(*seen))
+    return bool(torch.equal(*seen)), min(limits, default=None)
 
 
 def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterable[str]) -> Loaded:

@@ -4,6 +4,7 @@ Its vectors are those that `SentenceTransformer.encode` gives for the same texts
 another batch. If there is no GPU to be had it fails, and does not fall back to the CPU.
 """
 
+import copy
 import gc
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from chunkvisor_worker import batching, cpu
 from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.right import allowed_difference, written
 from chunkvisor_worker.cpu import Lanes
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import (
@@ -29,10 +31,12 @@ from chunkvisor_worker.model import (
     use_hub,
 )
 from chunkvisor_worker.plugin import BadOutputError
+from chunkvisor_worker.tokenizer import WrongModelError
 
 _LEFT_BYTES = (
     256 << 20
 )  # torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+_PROBE = "A short text."
 _SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
 
 
@@ -153,6 +157,7 @@ class SentenceTransformerEncoder:
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear = ""
+        self._is_tried = False  # the padding
         self._weights = 0  # numbers that each token is multiplied with; 0 if batches are computed one after the other
         self._pinned = PinnedBuffers()
         self._is_padded: bool | None = None  # the batch that is forwarded; None = not known
@@ -180,9 +185,10 @@ class SentenceTransformerEncoder:
             self._load("cpu", progress)
 
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
-        """Turn the texts into token ids. Raises ValueError, and TypeError for a lone surrogate."""
+        """Turn the texts into token ids. Raises TypeError for a lone surrogate."""
         self._texts = texts
         if self._model is not None:
+            progress.phase(Phase.TOKENIZE)
             self._tokenize(progress)
 
     def start(self, progress: BeatWriter) -> None:
@@ -195,6 +201,7 @@ class SentenceTransformerEncoder:
             torch.zeros(1, device=self._device)
         if self._model is None:
             self._load(self._device, progress)
+            progress.phase(Phase.TOKENIZE)
             self._tokenize(progress)
         elif self._device != "cpu":
             progress.phase(Phase.WEIGHTS_COPY)
@@ -209,7 +216,10 @@ class SentenceTransformerEncoder:
 
         transformers would ask the device whether a batch has any, and so wait for the batches before it.
         """
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        try:
+            from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        except ImportError:  # of transformers before 4.53
+            return
 
         def mask(*given: Any, attention_mask: Any = None, **named: Any) -> Any:
             if self._is_padded:
@@ -228,8 +238,12 @@ class SentenceTransformerEncoder:
         """Vectors of all texts, longest first.
 
         On a GPU a batch is padded and copied while the one before it computes. On a CPU there may be several `lanes`.
-        Raises BadOutputError for an output that is not one vector a text.
+        Raises BadOutputError for an output that is not one vector a text, WrongModelError for a model whose vectors
+        depend on the padding; batches of one text have none.
         """
+        if limits.rows > 1 and not self._is_tried:
+            self._check_padding(progress)
+            self._is_tried = True
         counted = self._rows is not None
         lanes = Lanes(ahead=1)
         batches: Iterable[Indices]
@@ -264,6 +278,38 @@ class SentenceTransformerEncoder:
             )
             progress.advance(len(indices), *(tokens if counted else (0, 0)))
             yield indices, vectors
+
+    def _check_padding(self, progress: BeatWriter) -> None:
+        """Refuse a model that gives a text another vector next to a longer one, beyond the rounding of its dtype."""
+        trial = copy.copy(self)
+        trial._texts = [_PROBE, " ".join([_PROBE] * 16)]
+        trial._tokenize(progress)
+        allowed = allowed_difference(str(self._model.dtype).removeprefix("torch."), self._spec)
+
+        def depends() -> bool:
+            alone, among = (trial._forward(np.arange(rows))()[0] for rows in (1, 2))
+            return bool(np.linalg.norm(among - alone) > allowed * np.linalg.norm(alone))
+
+        if not depends():
+            return
+        tokenizer: Any = getattr(self._model, "tokenizer", None)
+        side = getattr(tokenizer, "padding_side", "")
+        mend = ""
+        if side:
+            tokenizer.padding_side = other = "left" if side == "right" else "right"
+            asked = {**(self._spec.kwargs.get("processor_kwargs") or {}), "padding_side": other}
+            line = written(self._spec.kwargs, processor_kwargs=asked)
+            mend = "" if depends() else f"Write under model in the config: `{line}`"
+        raise WrongModelError(
+            f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has another one next to a "
+            f"longer text than alone. The tokenizer pads on the {side or 'right'}, and the model's attention or its "
+            "positions count the padding. "
+            + (
+                mend
+                or "Write under encode in the config: `batch_size: 1`, without which there is padding"
+            )
+            + "."
+        )
 
     def facts(self) -> Facts:
         """Dimension, dtype and maximum length as found; versions of what computed the vectors."""
@@ -340,8 +386,6 @@ class SentenceTransformerEncoder:
             ]
 
     def _tokenize(self, progress: BeatWriter) -> None:
-        """Raises ValueError for a token id outside the embedding table: a GPU would assert, and name no cause."""
-        progress.phase(Phase.TOKENIZE)
         self._rows = self._cut = None
         # What the model's own `encode` is to be given, it is given.
         if not is_plain_text_model(self._model) or self.wanted.kwargs:
@@ -360,7 +404,6 @@ class SentenceTransformerEncoder:
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
         asked = {"prompt": self._prompt, "processing_kwargs": asked}
         asked |= {"task": self.wanted.task} if self.wanted.task is not None else {}
-        table = table_rows(self._model.transformers_model)
         rows, cuts, says = list[dict[str, Indices]](), list[tuple[int, int]](), True
         for start in range(0, len(self._texts), _SLICE):
             progress.tick()
@@ -374,12 +417,6 @@ class SentenceTransformerEncoder:
                 rows.append(
                     dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True))
                 )
-                largest = int(rows[-1]["input_ids"].max(initial=0))
-                if table and largest >= table:
-                    raise ValueError(
-                        f"token id {largest} is what the tokenizer gave, but the model's embedding table has only "
-                        f"{table} rows: the tokenizer has tokens the model was not trained with"
-                    )
         self._rows = rows
         self._lengths = np.array([len(row["input_ids"]) for row in rows], dtype=np.int64)
         self._cut = np.array(cuts, dtype=np.int64).reshape(-1, 2) if says else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker.contract.files import read_json
+from chunkvisor_worker.contract.right import kwargs_without_code
 
 # Texts of several languages; then digits, cases, accents, letters and spaces that a normalizer may change.
 _SAMPLES = (
@@ -125,9 +126,10 @@ def check_tokenizer(
     If a folder lacks its files, transformers makes a tokenizer of the special tokens, and says nothing. Embedding
     tables (None = not known) are padded, and may lack a few tokens.
     """
+    _check_pad_token(tokenizer, table_rows)
     known, name, wrong = len(tokenizer), type(tokenizer).__name__, ""
-    if table_rows and known > 1.01 * table_rows:
-        wrong = f"does not fit the model's embedding table of {table_rows} rows: its files belong to another model"
+    if table_rows and max([known - 1, *tokenizer.added_tokens_decoder]) >= table_rows:
+        wrong = f"has more tokens than the model's embedding table rows ({table_rows}): it belongs to another model"
     elif known < 5000:  # a vocabulary takes long to copy
         words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
         # Without the file, added tokens come from tokenizer_config.json.
@@ -146,9 +148,10 @@ def check_tokenizer(
             f"the tokenizer ({name}, {known} tokens) knows the words of no language, such as {texts[0]!r}: right for "
             "proteins, DNA or molecules, and not for texts"
         )
-    _check_pad_token(tokenizer, table_rows)
-    asked = asked_of(transformer_settings(folder), kwargs)
-    _check_added_tokens(tokenizer, read_json(folder / "tokenizer_config.json") | asked)
+    saved = read_json(folder / "tokenizer_config.json")
+    asked = saved | asked_of(transformer_settings(folder), kwargs)
+    line = kwargs_without_code(read_json(folder / "config.json"), saved, kwargs)
+    _check_added_tokens(tokenizer, asked, line)
 
 
 def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
@@ -163,7 +166,7 @@ def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
         )
 
 
-def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any]) -> None:
+def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any], line: str) -> None:
     for key, (kind, place, at) in _ENDS.items():
         token = getattr(tokenizer, f"{kind}_token")
         number = getattr(tokenizer, f"{kind}_token_id")
@@ -173,9 +176,10 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any]) -> None:
             or probe_ids(tokenizer)[place:][:1] == [number]
         ):
             continue
+        mend = f"Add {token} to the post_processor in tokenizer.json."
+        if line:
+            mend = f"Write under model in the config: `{line}` (or {key}: false, if the author's vectors lack it)."
         raise WrongModelError(
             f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not put {token} {at}: '
-            "the model would read another text than it was trained with. Add to the config: model: {kwargs: "
-            f"{{processor_kwargs: {{{key}: true}}}}}} (or false, if the vectors that you compare with were made "
-            f"without it). If it is there already, add {token} to the post_processor in tokenizer.json."
+            f"the model would read another text than it was trained with. {mend}"
         )

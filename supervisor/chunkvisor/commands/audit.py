@@ -17,7 +17,7 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.trial import allowed_difference, difference_and_cosine, try_texts, write_line
+from chunkvisor.engine.trial import difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outputs.forms import form_of
 from chunkvisor.outputs.join import final_rows
@@ -30,6 +30,7 @@ from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_models
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
+from chunkvisor_worker.contract.right import allowed_difference
 
 # How much more is allowed for the numbers of the final: float16 has 11 bits.
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001}

@@ -30,7 +30,7 @@ from chunkvisor.engine.modelsource import (
 from chunkvisor.engine.process import worker_environment
 from chunkvisor.engine.trial import Expected, Trial, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.judge import Verdict, describe_exit
+from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import free_bytes
@@ -38,7 +38,7 @@ from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Phase
+from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _TEXT = "The quick brown fox jumps over the lazy dog."
@@ -231,20 +231,16 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     if case.busy_pid is not None or "right-vectors" in case.refused:
         return
     # As `encode` of the config says if its vectors are expected, else as the first output is encoded.
-    encode = encode_spec(
-        config.encode
-        if expected is not None
-        else config.effective_encode(next(iter(config.outputs)))
-    )
-    spec, texts = (
-        source.spec(model),
-        expected.texts if expected is not None else (),
-    )
+    first = config.effective_encode(next(iter(config.outputs)))
+    encode = encode_spec(first if expected is None else config.encode)
+    spec = source.spec(model)
+    texts = () if expected is None else expected.texts
+    # Each text is a batch all the same; whether padding changes vectors is tried if there will be any.
+    limits = ONE_ROW if model.is_plugin or first.batch_size == 1 else Limits(rows=2, tokens=1)
     for device in case.devices:
         say(f"encoding a sample of texts on {device}")
-        trial = try_texts(
-            (*SAMPLE, *texts), spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch))
-        )
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        trial = try_texts((*SAMPLE, *texts), spec, encode, device, loaded, folder, limits=limits)
         case.samples.append(sample := Sample(trial, device))
         if trial.vectors is not None and expected is not None:
             sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)

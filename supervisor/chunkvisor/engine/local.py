@@ -26,7 +26,7 @@ from chunkvisor.engine.process import (
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor.judge import STATUS_LOST, describe_exit
-from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.exits import LINEAR_FILE, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import (
     LEAVE,
@@ -395,7 +395,9 @@ class LocalEngine:
     def _environment(
         self, device: Device, threads: int, *, blocking_launches: bool = False
     ) -> dict[str, str]:
-        base, run_id, env = self._settings.base, self._settings.run_id, self._settings.env
+        base, run_id = self._settings.base, self._settings.run_id
+        linear = self._settings.template_folder.with_name("linear")
+        env = {LINEAR_FILE: str(linear), **self._settings.env}
         return worker_environment(
             base, device, run_id, env, threads=threads, blocking_launches=blocking_launches
         )

@@ -17,6 +17,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import SMALL_FILES, read_json
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
+from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (
@@ -310,12 +311,26 @@ def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
     if code and model.trust_remote_code is None:
         raise config_error(
             f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say whether to run it",
-            why=f"{listed(places, 4)} names it; without that code transformers takes its own "
+            why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code transformers takes its own "
             "class, and the vectors may be others than the author's",
-            remedy="Read that code; then set model.trust_remote_code to true to run it, or to false to take the class "
-            "of transformers on purpose.",
+            remedy=_either_way(model, (folder / places[0]).parent),
         )
     return code
+
+
+def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
+    """Say what to write to run the code of a model, whose config.json is in `folder`, and what to leave it out."""
+    config = read_json(folder / "config.json")
+    install = install_for(str(config.get("transformers_version") or "4"))
+    kwargs = kwargs_without_code(config, read_json(folder / "tokenizer_config.json"), model.kwargs)
+    more = f" and `{kwargs}`" if kwargs else ""
+    if "is_causal" in kwargs:
+        more += " (is_causal: true, if in that code a token sees only those before it)"
+    return (
+        "Read that code. Then write under model in the config: `trust_remote_code: true` to run it with the versions "
+        f"that it was written for ({install}); or `trust_remote_code: false`{more} to take the class of transformers "
+        "on purpose."
+    )
 
 
 def _code_of(folder: Path) -> Iterator[tuple[str, str]]:

@@ -23,24 +23,10 @@ from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.right import allowed_difference
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
 _MOST_BYTES = 16 << 20
-
-# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights (as measured in
-# docs/how-to/diagnose.md). float32 leaves room for TF32; half precision rounds in each layer of a model.
-_ALLOWED = {"float32": 0.01, "float16": 0.03}
-# In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
-_ALLOWED_ELSE = 0.15
-
-
-def allowed_difference(dtype: str, model: ModelSpec) -> float:
-    """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
-    return (
-        _ALLOWED_ELSE
-        if "quantization_config" in model.kwargs
-        else _ALLOWED.get(dtype, _ALLOWED_ELSE)
-    )
 
 
 def difference_and_cosine(

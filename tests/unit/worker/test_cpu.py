@@ -3,14 +3,17 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import Indices, Vectors
+from chunkvisor_worker.contract.exits import LINEAR_FILE
 from chunkvisor_worker.cpu import BATCHES_AT_ONCE, LINEAR, Lanes, choose, is_stateless, lanes_for
 from late import Late, needs
 
@@ -95,6 +98,17 @@ def test_the_faster_kernel_is_chosen(
     model = two_layers()
     assert choose(model, forward_of(model)) == name
     assert model[0].weight.is_mkldnn is (name == "onednn")
+
+
+@needs("torch")
+def test_later_workers_choose_as_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel that the first worker of a workdir finds faster is that of all others: vectors would differ."""
+    monkeypatch.delenv(LINEAR, raising=False)
+    monkeypatch.setenv(LINEAR_FILE, str(tmp_path / "linear"))
+    for ratio in (0.5, 2.0):
+        monkeypatch.setattr(cpu, "measured_ratio", Mock(return_value=ratio))
+        model = two_layers()
+        assert choose(model, forward_of(model)) == "onednn"
 
 
 @needs("torch")

@@ -206,7 +206,6 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     # Input
     (TOKENIZE, "text-not-unicode", UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")),
     (TOKENIZE, "text-not-unicode", ValueError("Unsupported input type: NoneType. Expected one of: str, dict")),
-    (TOKENIZE, "token-out-of-range", ValueError("token id 9 is what the tokenizer gave, but the model's embedding")),
     (TOKENIZE, "unknown-on-texts", Panic("called `Option::unwrap()` on a `None` value")),
     # Our own
     (FORWARD, "bad-output", BadOutputError("because")),

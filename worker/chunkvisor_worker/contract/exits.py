@@ -9,6 +9,8 @@ RUN_ID = "CHUNKVISOR_RUN_ID"
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 # The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
+# The file in which the first worker on a CPU writes the kernel that it chose, for all later ones.
+LINEAR_FILE = "CHUNKVISOR_LINEAR_FILE"
 
 # Errors of a disk that is full, of one that fails, and of both.
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)

@@ -549,9 +549,8 @@ RULES: tuple[Rule, ...] = (
         "A text has a token id or a position that is more than the model has.",
         "Correct the row. If it is many, set model.max_length to what the model was built for.",
         error(
-            r"^index out of range in self|^token id \d+ is ",
+            r"^index out of range in self",
             "builtins.IndexError",
-            "builtins.ValueError",
         ),
         runtime_error(
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"

@@ -1,0 +1,61 @@
+"""What makes vectors right: how far rounding moves them, and what a model needs whose code is old or is left out."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.wire import masked
+
+# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights (as measured in
+# docs/how-to/diagnose.md). float32 leaves room for TF32; half precision rounds in each layer of a model.
+_ALLOWED = {"float32": 0.01, "float16": 0.03}
+# In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
+_ALLOWED_ELSE = 0.15
+
+
+def allowed_difference(dtype: str, model: ModelSpec) -> float:
+    """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
+    return (
+        _ALLOWED_ELSE
+        if "quantization_config" in model.kwargs
+        else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    )
+
+
+def install_for(saved: str) -> str:
+    """Return the command that installs the versions for code of transformers `saved`, as config.json has it.
+
+    sentence-transformers 5.7.0 is the last that takes transformers 4. Code of before 4.50 calls what later ones lack,
+    or replaces methods that they do not call.
+    """
+    numbers = [int(each) for each in saved.split(".") if each.isdigit()]
+    if numbers >= [5]:
+        return f"pip install transformers=={'.'.join(map(str, numbers[:3]))}"
+    version = "4.49.0" if numbers < [4, 50] else "4.57.6"
+    return f"pip install transformers=={version} sentence-transformers==5.7.0"
+
+
+def kwargs_without_code(
+    config: Mapping[str, Any], tokenizer: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the line of a config by which the class of transformers does what the model's own code did.
+
+    `config` is config.json, `tokenizer` tokenizer_config.json, `kwargs` what `model.kwargs` says now; empty if that is
+    enough. In the code a token may see those behind it, though config.json does not say so.
+    """
+    needed = dict[str, Any]()
+    own = {key: kwargs.get(key) or {} for key in ("config_kwargs", "processor_kwargs")}
+    has_code = any(key.startswith("AutoModel") for key in config.get("auto_map") or ())
+    if has_code and "is_causal" not in {**config, **own["config_kwargs"]}:
+        needed["config_kwargs"] = own["config_kwargs"] | {"is_causal": False}
+    added = {key: True for key in ("add_bos_token", "add_eos_token") if tokenizer.get(key) is True}
+    if not added.keys() <= own["processor_kwargs"].keys():
+        needed["processor_kwargs"] = added | own["processor_kwargs"]
+    return written(kwargs, **needed) if needed else ""
+
+
+def written(kwargs: Mapping[str, Any], **added: Any) -> str:
+    """Return `model.kwargs` with what is added, as the line of a config."""
+    return masked(re.sub(r'"(\w+)": ', r"\1: ", f"kwargs: {json.dumps({**kwargs, **added})}"))
