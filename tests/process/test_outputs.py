@@ -1,18 +1,18 @@
 """What an output goes through: where it stands is read without writing, and each step may be cut off."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
 import numpy as np
 import pytest
-from test_reuse import encoded
 
 from damaged import flip
-from harness import expected
+from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["a", "b", "c", "a", "d", "e"]
@@ -25,6 +25,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
     assert place.run_here().returncode == 0
     return place
+
+
+def encoded(place: ScriptedWorkplace) -> list[str]:
+    """The texts that were encoded so far, in order."""
+    return [text for call in place.calls() for text in call]
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -153,3 +158,106 @@ def test_retried_while_it_was_published(tmp_path: Path, monkeypatch: pytest.Monk
     assert place.here("retry", str(place.workdir)).returncode == 0
     assert place.run_here().returncode == 0
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+
+
+MORE = {"source": "more.jsonl", "column": "text"}
+SECOND = ["x", "d", "y", "b", "x", "b", "e"]
+
+
+def write_more(place: ScriptedWorkplace, texts: Sequence[str]) -> None:
+    """The source of the second output, which comes first in the config."""
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (place.folder / "more.jsonl").write_text("".join(lines))
+
+
+def two(folder: Path, second: Sequence[str] = SECOND, **keys: object) -> ScriptedWorkplace:
+    """Two outputs that share texts; "more" is the first in the config."""
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, outputs__more=MORE | keys)
+    write_more(place, second)
+    return place
+
+
+def assert_final(place: ScriptedWorkplace, name: str, texts: Sequence[str]) -> None:
+    """The final file has the vectors of the texts."""
+    found = np.load(place.workdir / f"{name}.npy", allow_pickle=False)
+    np.testing.assert_array_equal(found, expected(texts).astype(found.dtype))
+
+
+@pytest.mark.parametrize(
+    ("second", "keys"), [(SECOND, {}), (TEXTS[::-1], {}), (SECOND, {"dtype": "float16"})]
+)
+def test_shared_texts_are_encoded_once(
+    tmp_path: Path, second: list[str], keys: dict[str, str]
+) -> None:
+    """What two outputs of a first run share is encoded by the first, and taken over from its chunks."""
+    place = two(tmp_path, second, **keys)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(encoded(place)) == sorted({*TEXTS, *second})
+    assert_final(place, "out", TEXTS)
+    assert_final(place, "more", second)
+    assert "will have a vector" in ended.stderr
+    assert place.status()["outputs"]["out"]["rows_done"] == len(TEXTS)
+
+
+def test_a_shared_text_is_bad(tmp_path: Path) -> None:
+    """Nothing waits for ever: what the first output quarantines or gives up, the second tries by itself."""
+    place = two(tmp_path)
+    place.lay("b", "value_error!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    nan = np.isnan(np.load(place.workdir / "out.npy")).all(axis=1)
+    np.testing.assert_array_equal(nan, [text == "b" for text in TEXTS])
+    place.lift("b")
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    assert_final(place, "out", TEXTS)
+
+
+def test_stopped_before_its_turn(tmp_path: Path) -> None:
+    """A run that ends before an output's turn goes on with it, and does not read its source again."""
+    place = two(tmp_path)
+    place.lay("e", "damage!")
+    assert place.run_here("--set", "recovery.attempts=1").returncode == 75
+    place.lift("e")
+    before = encoded(place)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert "reading" not in ended.stderr
+    assert not {"x", "d", "y", "b"} & set(encoded(place)[len(before) :])
+    assert_final(place, "out", TEXTS)
+
+
+def test_update_of_two(tmp_path: Path) -> None:
+    """In an update, outputs wait only for texts that are new to both."""
+    place = two(tmp_path)
+    assert place.run_here().returncode == 0
+    for new, waits in ((("n", "m"), False), (("new", "new"), True)):
+        before = len(encoded(place))
+        place.write_source([*TEXTS, new[0]])
+        write_more(place, [*SECOND, new[1]])
+        ended = place.run_here("--update")
+        assert ended.returncode == 0, ended.stderr
+        assert ("will have a vector" in ended.stderr) == waits
+        assert sorted(encoded(place)[before:]) == sorted(set(new))
+        assert_final(place, "out", [*TEXTS, new[0]])
+        assert_final(place, "more", [*SECOND, new[1]])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_killed_anywhere(tmp_path: Path, when: str) -> None:
+    """Killed at any change of a name, a run of two outputs that share texts goes on, and nothing is left over."""
+    place = two(tmp_path / "place")
+    names = ("rename", "replace", "unlink")
+    targets = (*(f"pathlib:Path.{name}" for name in names), "shutil:rmtree")
+    share = "1:" if SOAK_SEED else "6:a"
+    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share=share)
+    assert len(told) > 3
+    for line in told:
+        assert line["returncode"] == 0, line
+        left = ScriptedWorkplace(Path(line["folder"]))
+        assert_final(left, "out", TEXTS)
+        assert_final(left, "more", SECOND)
+        assert left.here("verify", str(left.workdir)).returncode == 0, line["call"]
+        names_left = sorted(path.name for path in (left.hidden / "outputs/out").iterdir())
+        assert names_left == ["0001", "final.json"], line["call"]

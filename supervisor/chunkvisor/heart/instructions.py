@@ -127,6 +127,13 @@ class QuarantineTexts:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """The outputs that it waits for are settled: fix which of its texts are encoded."""
+
+    output: int
+
+
 # --- devices, and the run
 
 
@@ -194,6 +201,6 @@ class TellWait:
 
 
 Instruction = (
-    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | LookAtDevice
+    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | PlanOutput | LookAtDevice
     | DropDevice | EndRun | LowerLimits | TellFailure | TellSplit | TellWait
 )  # fmt: skip

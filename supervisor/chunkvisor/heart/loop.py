@@ -34,6 +34,7 @@ from chunkvisor.heart.instructions import (
     LookAtDevice,
     LowerLimits,
     OpenGate,
+    PlanOutput,
     QuarantineTexts,
     StartWorker,
     Task,
@@ -292,6 +293,8 @@ class Loop:
             case QuarantineTexts(task, verdict):
                 self._answer_calls()
                 return self._stored(task, self._store.quarantine(task, verdict))
+            case PlanOutput(output):
+                self._store.plan(output)
             case LookAtDevice(device):
                 self._stations[device].ask()
             case DropDevice(ending):

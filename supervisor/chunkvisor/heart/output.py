@@ -3,13 +3,14 @@
 import errno
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Event
 from chunkvisor.heart.instructions import Task
 from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.outputs.forms import Form
@@ -44,6 +45,11 @@ class OutputRun:
     without_blanks: str = (
         ""  # the condition for `where` that leaves blank texts out, if there is one
     )
+    waits_for: frozenset[int] = (
+        frozenset()
+    )  # numbers of earlier outputs that encode texts of it; until then its plan is a guess
+    # Plans it then, in a thread; gets a function to call now and then, returns what is to be told.
+    prepare: "Callable[[Callable[[], None]], tuple[OutputRun, list[Event]]] | None" = None
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded
@@ -51,6 +57,11 @@ class OutputRun:
     saved_before: dict[int, int] = field(default_factory=dict)
     _canary: int | None = None
     _taken: list[str] | None = None
+
+    def become(self, planned: "OutputRun") -> None:
+        """Take over everything of it, which was made by `prepare`."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(planned, each.name))
 
     @property
     def name(self) -> str:
@@ -86,6 +97,8 @@ class OutputRun:
 
     def next_pending(self, start: int) -> int | None:
         """Find the first chunk from `start` on of which a text has neither a vector nor a verdict."""
+        if self.waits_for:
+            return None
         # A chunk all of whose texts are known is only waiting to be put together, which the joins do.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and not self.missing(chunk):

@@ -27,6 +27,7 @@ from chunkvisor.heart.instructions import (
     LookAtDevice,
     LowerLimits,
     OpenGate,
+    PlanOutput,
     QuarantineTexts,
     StartWorker,
     Task,
@@ -108,10 +109,18 @@ class TaskQueue:
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None
 
+    def pending(self) -> set[int]:
+        """Name the outputs of which something is pending, now or later, or whose chunks are not planned yet."""
+        return {task.output for task in self._again} | {
+            number
+            for number, output in enumerate(self._outputs)
+            if output.waits_for or output.next_pending(self._next[number]) is not None
+        }
+
     @property
     def empty(self) -> bool:
         """Whether nothing is pending, now or later, except what was handed out."""
-        return not self._again and not self._any_new()
+        return not self.pending()
 
     def _any_new(self) -> bool:
         return any(
@@ -187,6 +196,7 @@ class Scheduler:
         self._started = 0
         self._instructions: list[Instruction] = []
         self._draining = False
+        self._planned = set[int]()  # outputs whose turn was told
         self.last_s = math.inf  # when the workers have to be gone
 
     @property
@@ -214,6 +224,7 @@ class Scheduler:
         if self._draining:
             self._drain(now_s)
             return self._take_instructions()
+        self._plan_outputs()
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
             self._open_gates(device, now_s)
@@ -228,6 +239,17 @@ class Scheduler:
                 ) is not None:
                     self._start(task, device)
         return self._take_instructions()
+
+    def _plan_outputs(self) -> None:
+        """Say once of each output that waits for others that these are settled; what is given up is settled, too."""
+        waiting = {number for number, each in enumerate(self._outputs) if each.waits_for}
+        if not waiting - self._planned:
+            return
+        unsettled = self._queue.pending() | {each.task.output for each in self.workers.values()}
+        for number in sorted(waiting - self._planned):
+            if unsettled.isdisjoint(self._outputs[number].waits_for):
+                self._planned.add(number)
+                self._add(PlanOutput(number))
 
     def _start(self, task: Task, device: DeviceState) -> None:
         canary: Canary | None = None

@@ -8,7 +8,7 @@ ledger; the scheduler has no part in it, and hears of chunks that turn out damag
 import errno
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +49,8 @@ class ResultStore:
         self._said = set[str]()  # warnings: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="join")
-        self._join: tuple[int, Future[dict[str, Any]]] | None = None
+        self._join: tuple[int, Future[Any]] | None = None
+        self._to_plan = set[int]()  # outputs whose turn has come
         self._damaged: Counter[int] = Counter()
         self._full_s: float | None = None  # since when joins meet a full disk
         self._again_s = 0.0  # when the next is tried then
@@ -254,6 +255,10 @@ class ResultStore:
         for number, output in enumerate(self._outputs):
             if self._stopped or self._join is not None or self._clock() < self._again_s:
                 break
+            if number in self._to_plan and output.prepare is not None:
+                if not self._signals.draining:
+                    self._begin(number, output.prepare)
+                continue
             if not self._is_ready(number):
                 continue
             # Chunks that were found bad throughout before the dimension was known, or for which there was no space.
@@ -270,10 +275,17 @@ class ResultStore:
                 )
             else:
                 self._emit(event.Assembling(output.name, output.ledger.plan.count))
-                future = self._pool.submit(output.finish, self._still_wanted)
-                self._join = number, future
-                future.add_done_callback(lambda _: self._signals.wake())
+                self._begin(number, output.finish)
         return lost
+
+    def plan(self, number: int) -> None:
+        """Have the output planned, once a join that is under way is done; see `OutputRun.prepare`."""
+        self._to_plan.add(number)
+
+    def _begin(self, number: int, job: Callable[[Callable[[], None]], Any]) -> None:
+        future = self._pool.submit(job, self._still_wanted)
+        self._join = number, future
+        future.add_done_callback(lambda _: self._signals.wake())
 
     def stop(self) -> None:
         """Join nothing more; the next run begins a half-made file again."""
@@ -286,15 +298,23 @@ class ResultStore:
 
     def _is_ready(self, number: int) -> bool:
         output = self._outputs[number]
-        if output.joined or (output.left and output.ledger.facts is None):
+        if output.joined or output.waits_for or (output.left and output.ledger.facts is None):
             return False
-        return output.next_pending(0) is None
+        # What waits for its vectors takes them from its chunks: a final file may be rounded.
+        is_awaited = any(number in each.waits_for for each in self._outputs)
+        return not is_awaited and output.next_pending(0) is None
 
-    def _joined(self, number: int, future: Future[dict[str, Any]]) -> list[tuple[int, int]]:
+    def _joined(self, number: int, future: Future[Any]) -> list[tuple[int, int]]:
         output = self._outputs[number]
         try:
-            self._emit(event.OutputComplete(output.name, **future.result()))
-            output.joined = True
+            if output.prepare is not None:
+                planned, told = future.result()
+                output.become(planned)
+                for each in told:
+                    self._emit(each)
+            else:
+                self._emit(event.OutputComplete(output.name, **future.result()))
+                output.joined = True
             self._full_s = None
         except ChunkDamagedError as error:
             words = f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"

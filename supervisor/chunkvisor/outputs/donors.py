@@ -92,7 +92,7 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Don
             yield of_output(layout.output(path.name), wanted, f"{folder} output {path.name}")
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
+def of_chunks(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
     """Offer what a generation has committed, or copied; None if that is nothing."""
     if not layout.chunks.exists():
         return None
@@ -138,7 +138,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
         found = _tokens_in(cut, 0 if facts.counts_cut else -1, numbers[own])
         return np.append(found, _tokens_in(copies.tokens, -1, numbers[~own] - plan.distinct))
 
-    place = Place("earlier chunks of this output", facts.versions)
+    place = Place(words, facts.versions)
     return Donor(place, table.index, facts, lambda: _stored(files), numbers, tokens)
 
 

@@ -18,19 +18,19 @@ from chunkvisor.outputs.donors import (
     of_output,
 )
 from chunkvisor.outputs.stage import Wanted
-from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.outputs.state import Found, Stage, read
 from chunkvisor.sources.table import StagedTable, TableFiles, matches
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, npy_header
-from chunkvisor.store.identity import write_facts
+from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.records import DamagedError
+from chunkvisor.store.records import DamagedError, read_if_whole
 from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan
 from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
 def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
-    """Fix which texts are encoded, unless the plan of an earlier run holds; `others` are outputs that are complete.
+    """Fix which texts are encoded, unless the plan of an earlier run holds; `others` are the other outputs of the run.
 
     The folder of the chunks appears with its plan, by one rename: killed before, all is planned again; after it, the
     plan is fixed, and earlier generations go whose final file does not stand. Raises OSError, DamagedError.
@@ -63,6 +63,31 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
             remove_folder(layout.of(number).state)
 
 
+def count_shared(
+    found: Found, before: Sequence[Found], complete: Sequence[OutputLayout]
+) -> tuple[list[int], int]:
+    """Count the texts that nothing but each of these earlier outputs of the run is to have, one after the other.
+
+    And the texts that have a vector then, about: of what is there, texts without one count as well. Raises OSError.
+    """
+    assert found.fixed is not None
+    of_vectors = found.fixed.identity.of_vectors
+    table = TableFiles(found.layout.table)
+    known = np.zeros(found.fixed.identity.rows, dtype=bool)
+    numbers = [] if found.fixed.anew else found.layout.generations()
+    own = [found.layout.of(number) for number in numbers if number != found.layout.generation]
+    counts = list[int]()
+    for layout in (*own, *complete, *(each.layout for each in before)):
+        seen = int(known.sum())
+        fixed = read_if_whole(Fixed, layout.identity)
+        index = TableFiles(layout.table)
+        if fixed is not None and fixed.identity.of_vectors == of_vectors and index.holds_index():
+            for ours, _ in matches(table.index, index.index):
+                known[ours] = True
+        counts.append(int(known.sum()) - seen)
+    return counts[len(own) + len(complete) :], int(known.sum())
+
+
 def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
     """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
     assert found.fixed is not None
@@ -78,12 +103,19 @@ def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Ite
         yield own
         for number in reversed(layout.generations()):
             if own is None or number != stands.generation:
-                late.append(of_chunks(layout.of(number), identity))
+                late.append(of_chunks(layout.of(number), identity, "its earlier chunks"))
         if found.earlier is not None and own is None and not any(late):
             words = "no vector can be taken from its final file, which is rounded or damaged"
             wanted.note(f"{name}: {words}; with chunk.keep: true, updates encode only new texts")
     for other in others:
-        yield of_output(other, identity, f"output {other.name}")
+        newest = read(other, look=False)
+        words = f"output {other.name}"
+        final = None
+        if newest.earlier is None or not anew:
+            final = of_output(other, identity, words)
+            yield final
+        if other.name != name and (final is None or newest.earlier is not None):
+            yield of_chunks(newest.layout, identity, words)
     if not anew:
         workdir = Layout(layout.workdir)
         for path in sorted(workdir.outputs.glob("*/")):

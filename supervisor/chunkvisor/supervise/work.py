@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import Expected, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import ChunkCommitted, Note, OutputOpened, Warned, WorkPlanned
+from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened, Warned, WorkPlanned
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun, texts_damaged
@@ -24,15 +26,15 @@ from chunkvisor.outputs.combine import combine
 from chunkvisor.outputs.finish import finish
 from chunkvisor.outputs.forms import asked_form
 from chunkvisor.outputs.open import open_outputs
-from chunkvisor.outputs.plan import plan
+from chunkvisor.outputs.plan import count_shared, plan
 from chunkvisor.outputs.stage import Wanted
-from chunkvisor.outputs.state import Found, read, standing_of
+from chunkvisor.outputs.state import Found, Stage, read, standing_of
 from chunkvisor.sources.table import StagedTable, rows_of
-from chunkvisor.store.identity import Identity, arithmetic_variables, identity_of
+from chunkvisor.store.identity import Identity, Plan, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile
-from chunkvisor.store.reuse import read_reuse, work_with
+from chunkvisor.store.reuse import Reuse, read_reuse, work_with
 from chunkvisor.supervise.resources import Means, Request
 from chunkvisor.units import counted, listed
 from chunkvisor.words import gave_up, with_bad_rows
@@ -193,35 +195,73 @@ class Opening:
 
         Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
         """
-        found = open_outputs([*map(self._run.layout.output, self._config.outputs)], self._wanted)
-        finished = [each.layout for each in found if each.manifest is not None]
+        self._layouts = [*map(self._run.layout.output, self._config.outputs)]
+        found = open_outputs(self._layouts, self._wanted)
+        complete = [each.layout for each in found if each.manifest is not None]
+        left = [each for each in found if each.manifest is None]
         outputs = list[OutputRun]()
-        for each in found:
-            if each.manifest is None:
-                try:
-                    plan(each, self._wanted, finished)
-                    outputs.append(self._open(each))
-                except DamagedError as error:
-                    raise texts_damaged(error) from error
+        for number, each in enumerate(left):
+            counts = list[int]()
+            known = 0
+            if each.stage is Stage.STAGED and self._config.reuse:
+                counts, known = count_shared(each, left[:number], complete)
+            if any(counts):
+                outputs.append(self._waiting(each, counts, known, outputs))
+            else:
+                outputs.append(self._planned(each, self._wanted))
         return outputs
 
-    def _open(self, found: Found) -> OutputRun:
+    def _waiting(
+        self, found: Found, counts: Sequence[int], known: int, before: Sequence[OutputRun]
+    ) -> OutputRun:
+        """Open an output that takes over what earlier ones are to encode; its plan is a guess until they have."""
+        fixed = found.fixed
+        assert fixed is not None
+        name = found.layout.name
+        places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
+        texts = counted(fixed.distinct, "text")
+        self._note(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
+        ledger = Ledger(found.layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
+        opened = OutputOpened(
+            name, fixed.identity.rows, fixed.distinct, ledger.plan.count, fixed.chunk_size
+        )
+        self._run.emit(replace(opened, texts_done=known))
+        output = self._output_of(found, ledger, StagedTable.open(found.layout.table), None)
+        output.taken = known
+        output.waits_for = frozenset(number for number, count in enumerate(counts) if count)
+        output.prepare = partial(self._prepare, found)
+        return output
+
+    def _prepare(self, found: Found, on_block: Callable[[], None]) -> tuple[OutputRun, list[Event]]:
+        told = list[Event]()
+        output = self._planned(found, replace(self._wanted, emit=told.append, on_wait=on_block))
+        output.find_known_good()
+        return output, told
+
+    def _planned(self, found: Found, wanted: Wanted) -> OutputRun:
+        try:
+            plan(found, wanted, self._layouts)
+            return self._open(found, wanted)
+        except DamagedError as error:
+            raise texts_damaged(error) from error
+
+    def _open(self, found: Found, wanted: Wanted) -> OutputRun:
+        """Read what is done of an output that is planned."""
         layout = found.layout
         name = layout.name
         fixed = found.fixed
         assert fixed is not None
         config = self._config
-        source = self._source
-        device_kind = self._means.devices[0].kind
         table = StagedTable.open(layout.table)
         if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            self._note(
+            wanted.note(
                 f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"
             )
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
-        fresh, taken = table.without(reuse), reuse.taken if reuse is not None else 0
+        fresh = table.without(reuse)
+        taken = reuse.taken if reuse is not None else 0
         if not taken:
             ledger.forgive_if_none_is_good()
         if reuse is not None:
@@ -229,7 +269,7 @@ class Opening:
             have = (
                 f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
             )
-            self._note(f"{name}: {have}; {reuse.encoded:,} left to encode")
+            wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         saved = (
             ledger.saved()
         )  # finds the chunks of which parts are known, and with them their bad texts
@@ -244,7 +284,18 @@ class Opening:
             texts_saved=sum(saved.values()),
             quarantined=sum(rows_of(fresh, [bad.text for bad in ledger.bad_texts()]).values()),
         )
-        self._run.emit(opened)
+        wanted.emit(opened)
+        return self._output_of(found, ledger, table, reuse)
+
+    def _output_of(
+        self, found: Found, ledger: Ledger, table: StagedTable, reuse: Reuse | None
+    ) -> OutputRun:
+        fixed = found.fixed
+        assert fixed is not None
+        config = self._config
+        source = self._source
+        name = found.layout.name
+        device_kind = self._means.devices[0].kind
         encode, cores = (
             config.effective_encode(name),
             len(os.sched_getaffinity(0)) // config.workers.per_device,
@@ -261,7 +312,7 @@ class Opening:
         form = asked_form(config.outputs[name], fixed.carried)
         return OutputRun(
             ledger,
-            fresh,
+            table.without(reuse),
             job,
             resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
             partial(
@@ -279,7 +330,7 @@ class Opening:
             form,
             source,
             rows=table.rows,
-            taken=taken,
+            taken=reuse.taken if reuse is not None else 0,
             without_blanks=_without_blanks(config.outputs[name]),
         )
 
