@@ -6,6 +6,7 @@ for goes to standard output; if that cannot take it, it is an error. Standard er
 
 import contextlib
 import errno
+import json
 import os
 import sys
 from typing import TextIO
@@ -14,14 +15,14 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
 
 
-def say(text: object, *, err: bool = False, red: bool = False) -> bool:
-    """Print the text and the end of its line; return False if its reader is gone.
+def say(*lines: object, err: bool = False, red: bool = False) -> bool:
+    """Print lines; return False if their reader is gone.
 
     `red`: in that color, on a terminal without NO_COLOR (https://no-color.org).
     Raises Halt (74) if standard output cannot take it, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
-    words = printable(str(text))
+    words = printable("\n".join(map(str, lines)))
     if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):
         words = f"\x1b[31m{words}\x1b[0m"
     try:
@@ -32,6 +33,11 @@ def say(text: object, *, err: bool = False, red: bool = False) -> bool:
         _silence(stream)  # the interpreter would flush it once more at its end, and complain
         return False
     return True
+
+
+def say_json(value: object) -> None:
+    """Print a value for programs."""
+    say(json.dumps(value, indent=2))
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -80,8 +80,6 @@ def main() -> None:
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
-    except click.exceptions.Exit as end:
-        sys.exit(end.exit_code)
     except MemoryError:
         from chunkvisor.store.disk import memory_halt
 

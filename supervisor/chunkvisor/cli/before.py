@@ -1,6 +1,5 @@
 """The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`; and `explain`."""
 
-import json
 import os
 import shlex
 import shutil
@@ -11,9 +10,16 @@ from typing import Any
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, json_option, set_option
+from chunkvisor.cli.parameters import (
+    ROW_COUNT,
+    command,
+    config_argument,
+    flag,
+    json_option,
+    set_option,
+)
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import say
+from chunkvisor.printing import say, say_json
 
 
 def _say(step: str) -> None:
@@ -38,9 +44,9 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 
     found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
-        say(json.dumps(found, indent=2))
+        say_json(found)
     else:
-        say("\n".join(draw(found)))
+        say(*draw(found))
 
 
 @command("doctor", "embeddings.yaml")
@@ -56,9 +62,9 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
     findings = examine(gather(config, _say))
     if as_json:
-        say(json.dumps(to_json(findings), indent=2))
+        say_json(to_json(findings))
     else:
-        say("\n".join(render(findings)))
+        say(*render(findings))
     if code := exit_code(findings):
         sys.exit(int(code))
 
@@ -86,10 +92,11 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
     from chunkvisor.units import counted, did_you_mean
 
     known = [fault.name for fault in FAULTS]
-    if unknown := [name for name in names if name not in known]:
-        raise click.UsageError(
-            f"there is no fault {unknown[0]} to drill; {did_you_mean(unknown[0], known)}"
-        )
+    for name in names:
+        if name not in known:
+            raise click.UsageError(
+                f"there is no fault {name} to drill; {did_you_mean(name, known)}"
+            )
     faults = [fault for fault in FAULTS if not names or fault.name in names]
     loaded = load(config, overrides)
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
@@ -107,16 +114,15 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         if not failed:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(json.dumps(findings, indent=2))
+        say_json(findings)
     say(
         f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}",
         err=as_json,
     )
     if failed:
-        what = f"the run did not recover from: {', '.join(each['fault'] for each in failed)}"
         raise Halt(
             ExitCode.TRY_AGAIN,
-            what,
+            f"the run did not recover from: {', '.join(each['fault'] for each in failed)}",
             why=failed[0]["problem"],
             remedy=f"Read the logs of these runs in {folder}",
         )
@@ -125,9 +131,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
 @command("tune", "embeddings.yaml --price 2.5")
 @config_argument
 @set_option
-@click.option(
-    "--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay."
-)
+@flag("--write", help="Put the recommended settings into CONFIG; its comments stay.")
 @click.option(
     "--price",
     type=click.FloatRange(0),
@@ -148,11 +152,15 @@ def tune(
     from chunkvisor_worker.contract.files import write_atomic
 
     found = tuning.tune(load(config, overrides), price, _say)
-    say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
+    if as_json:
+        say_json(found)
+    else:
+        say(*tuning.draw(found))
     if not any(each["recommended"] for each in found["candidates"]):
-        what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
         raise Halt(
-            ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config."
+            ExitCode.QUARANTINED,
+            f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32",
+            remedy="Choose one by the table, and set it in the config.",
         )
     if write and found["changes"]:
         target = config.resolve()  # a link stays a link
@@ -184,13 +192,17 @@ def init(path: Path) -> None:
         with open(target, "x") as file:
             file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
     except OSError as error:
-        what = f"{target} cannot be written: {error.strerror}"
-        raise config_error(what, remedy="Name another file: chunkvisor init OTHER.yaml") from None
+        raise config_error(
+            f"{target} cannot be written: {error.strerror}",
+            remedy="Name another file: chunkvisor init OTHER.yaml",
+        ) from None
     quoted = shlex.quote(str(target))
-    say(f"{target} written. Change the lines marked with <--: source, column, model, device. Then:")
-    say(f"  chunkvisor doctor {quoted}    can this machine do it?")
-    say(f"  chunkvisor plan {quoted}      how much work is it?")
-    say(f"  chunkvisor run {quoted}       do it; run it again to continue")
+    say(
+        f"{target} written. Change the lines marked with <--: source, column, model, device. Then:",
+        f"  chunkvisor doctor {quoted}    can this machine do it?",
+        f"  chunkvisor plan {quoted}      how much work is it?",
+        f"  chunkvisor run {quoted}       do it; run it again to continue",
+    )
 
 
 @command("explain", "gpu_oom")
@@ -203,5 +215,11 @@ def explain(name: str | None) -> None:
     """
     from chunkvisor.commands import explain as handbook
 
-    words = sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name
-    say(handbook.explain(words) if words is not None else "\n".join(handbook.index()))
+    if name is None:
+        say(*handbook.index())
+    else:
+        say(
+            handbook.explain(
+                sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name
+            )
+        )

@@ -1,6 +1,7 @@
 """The arguments and options that several commands share."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
 def command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command whose help ends with an example; click leaves a paragraph alone that begins with a backspace."""
     return click.command(name, epilog=f"\b\nExample: chunkvisor {name} {example}")
+
+
+flag = partial(click.option, is_flag=True)
+
+
+def text_option(name: str, metavar: str, words: str) -> Callable[..., Any]:
+    """Make an option with a value that the config checks."""
+    return click.option(name, metavar=metavar, help=words)
 
 
 def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
@@ -52,7 +61,7 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key of the config, e.g. chunk.size=200.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+json_option = flag("--json", "as_json", help="Print JSON, for programs.")
 stop_after = click.option(
     "--stop-after",
     "stop_after_s",
@@ -60,9 +69,7 @@ stop_after = click.option(
     callback=_in_seconds,
     help="Stop within TIME (90m, 3h, or seconds); the exit code is 75 if work is left.",
 )
-quiet = click.option(
-    "-q", "--quiet", is_flag=True, help="Print only failures and the final message."
-)
+quiet = flag("-q", "--quiet", help="Print only failures and the final message.")
 log_format = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),

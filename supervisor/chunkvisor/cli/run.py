@@ -13,10 +13,12 @@ from chunkvisor.cli.parameters import (
     ROW_COUNT,
     command,
     config_argument,
+    flag,
     log_format,
     quiet,
     set_option,
     stop_after,
+    text_option,
 )
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, is_terminal
@@ -47,10 +49,10 @@ def typed() -> str:
 
 def command_line(*arguments: str) -> str:
     """Return a command of chunkvisor, called as this one: outside of our virtual environment no shell knows it."""
-    is_program = Path(sys.argv[0]).name == "chunkvisor"  # not python -m chunkvisor
-    return shlex.join(
-        [*([sys.argv[0]] if is_program else [sys.executable, "-m", "chunkvisor"]), *arguments]
-    )
+    program = [sys.argv[0]]
+    if Path(sys.argv[0]).name != "chunkvisor":
+        program = [sys.executable, "-m", "chunkvisor"]
+    return shlex.join([*program, *arguments])
 
 
 def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
@@ -73,55 +75,33 @@ def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
 @click.option(
     "-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy."
 )
-@click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
-@click.option(
-    "--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".'
-)
-@click.option(
-    "--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect."
-)
+@text_option("--column", "NAME", "Column whose text is encoded; not needed for .txt.")
+@text_option("--template", "TEXT", 'Text with columns in braces, such as "{title}: {body}".')
+@text_option("--sql", "EXPRESSION", "SQL expression over the columns, in DuckDB's dialect.")
 @click.option(
     "--device",
     metavar="DEVICE",
     default="cuda",
     help="cuda (default), cuda:N, cpu, or cuda:0,cuda:1.",
 )
-@click.option(
-    "--dtype",
-    metavar="NAME",
-    help="Type of the model's weights: auto, float32, float16 or bfloat16.",
-)
-@click.option("--revision", metavar="NAME", help="Branch, tag or commit of the model on the hub.")
-@click.option(
-    "--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit."
-)
-@click.option(
-    "--batch-size", metavar="N", help="Texts in a batch, at most; by default it is automatic."
-)
-@click.option("--batch-tokens", metavar="N", help="Tokens in a batch, padding included, at most.")
-@click.option(
-    "--chunk-size",
-    metavar="N",
-    help="Texts that one worker process encodes; equal texts count once.",
-)
-@click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
-@click.option("--prompt", metavar="TEXT", help="Text to put before every text.")
-@click.option("--prompt-name", metavar="NAME", help="One of the model's own prompts.")
-@click.option(
-    "--encoder",
-    metavar="MODULE:FACTORY",
-    help="A plug-in encoder instead of sentence-transformers.",
-)
+@text_option("--dtype", "NAME", "Type of the model's weights: auto, float32, float16 or bfloat16.")
+@text_option("--revision", "NAME", "Branch, tag or commit of the model on the hub.")
+@text_option("--max-length", "TOKENS", "Cut longer texts; by default at the model's own limit.")
+@text_option("--batch-size", "N", "Texts in a batch, at most; by default it is automatic.")
+@text_option("--batch-tokens", "N", "Tokens in a batch, padding included, at most.")
+@text_option("--chunk-size", "N", "Texts that one worker process encodes; equal texts count once.")
+@flag("--normalize", help="Scale every vector to length 1.")
+@text_option("--prompt", "TEXT", "Text to put before every text.")
+@text_option("--prompt-name", "NAME", "One of the model's own prompts.")
+@text_option("--encoder", "MODULE:FACTORY", "A plug-in encoder instead of sentence-transformers.")
 @set_option
 @click.option(
     "--workdir",
     type=click.Path(path_type=Path),
     help="For work in progress; default: OUT.npy.chunkvisor.",
 )
-@click.option(
-    "--keep", is_flag=True, help="Keep the workdir at the end, which is removed by default."
-)
-@click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
+@flag("--keep", help="Keep the workdir at the end, which is removed by default.")
+@flag("--from-scratch", help="Discard work in progress, and replace OUT.npy.")
 @stop_after
 @quiet
 @log_format
@@ -135,7 +115,6 @@ def encode(
     """
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.lines import Observer, Observers
     from chunkvisor.supervise.resources import Request
 
     if out.suffix != ".npy":
@@ -154,15 +133,16 @@ def encode(
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
     with _shown(given["quiet"], given["log_format"]) as observer:
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
-        again = given["from_scratch"]
-        afterwards = Observer()
         request = Request(
-            loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed()
+            loaded,
+            from_scratch=given["from_scratch"],
+            stop_after_s=options["stop_after_s"],
+            typed=typed(),
         )
         try:
-            code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
+            code = onefile.encode(request, out, observer, keep=keep)
         except Halt:
-            if given["log_format"] == "text" and afterwards.state.attempts:
+            if given["log_format"] == "text" and observer.state.attempts:
                 _tell_how_to_go_on(observer, place)
             raise
     sys.exit(int(code))
@@ -177,17 +157,9 @@ def encode(
     metavar="N",
     help="Try N rows of every output, in WORKDIR-first-N.",
 )
-@click.option(
-    "--update",
-    is_flag=True,
-    help="Accept changed sources, and encode only texts that have no vector yet.",
-)
-@click.option(
-    "--from-scratch",
-    is_flag=True,
-    help="Start over; complete new results replace the earlier ones.",
-)
-@click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
+@flag("--update", help="Accept changed sources, and encode only texts that have no vector yet.")
+@flag("--from-scratch", help="Start over; complete new results replace the earlier ones.")
+@flag("--yes", help="With --from-scratch: do not ask first.")
 @stop_after
 @quiet
 @log_format
@@ -199,7 +171,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     75 if running it again will help.
     """
     from chunkvisor.config.load import load
-    from chunkvisor.show.lines import Observer, Observers, next_steps
+    from chunkvisor.show.lines import next_steps
     from chunkvisor.supervise.resources import Request
     from chunkvisor.supervise.session import run as run_session
 
@@ -227,11 +199,10 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             stop_after_s=given["stop_after_s"],
             typed=typed(),
         )
-        afterwards = Observer()
         began_s = time.time()
         code = ExitCode.BUG
         try:
-            code = run_session(request, Observers(observer, afterwards))
+            code = run_session(request, observer)
         except Halt as halt:
             code = halt.code
             raise
@@ -239,15 +210,13 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             if given["log_format"] == "text":
                 complete = code is ExitCode.COMPLETE
                 trial = max_rows is not None
-                told = bool(afterwards.state.attempts) or code in (
-                    ExitCode.COMPLETE,
-                    ExitCode.QUARANTINED,
-                )
+                attempts = observer.state.attempts
+                told = bool(attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
                 for line in next_steps(
                     loaded, began_s, trial=trial, complete=complete, report=told
                 ):
                     observer.say(line)
-                if afterwards.state.attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
+                if attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _tell_how_to_go_on(observer, workdir)
     sys.exit(int(code))
 

@@ -1,6 +1,5 @@
 """The commands that take a WORKDIR: `status`, `report`, `verify`, `audit`, `retry`, `clean`."""
 
-import json
 from pathlib import Path
 
 import click
@@ -9,11 +8,12 @@ from chunkvisor.cli.parameters import (
     ROW_COUNT,
     command,
     config_argument,
+    flag,
     json_option,
     workdir_argument,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import say
+from chunkvisor.printing import say, say_json
 from chunkvisor.units import counted
 
 
@@ -57,9 +57,9 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     ):
         found.append(each)
         if not as_json:
-            say("\n".join(each.in_words()))
+            say(*each.in_words())
     if as_json:
-        say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
+        say_json({"outputs": [each.told for each in found]})
     differs = [row["differs"] for each in found for row in each.told["rows"]]
     if any(differs):
         raise Halt(
@@ -81,9 +81,8 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 @command("status", "cache/embeddings --watch")
 @workdir_argument
 @json_option
-@click.option(
+@flag(
     "--watch",
-    is_flag=True,
     help="Follow the run until it ends; with --json, print a line for each change.",
 )
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
@@ -105,10 +104,10 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return
     found, lines = screen_of(workdir)
     if as_json:
-        say(json.dumps(found.to_json(), indent=2))
+        say_json(found.to_json())
         return
     say(lines[0], red=found.state is State.HALTED)
-    say("\n".join(lines[1:]))
+    say(*lines[1:])
     if found.state is not State.RUNNING and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 
@@ -130,13 +129,15 @@ def report(workdir: Path, output: Path | None) -> None:
     from chunkvisor.show.report import write_report
     from chunkvisor.store.layout import Layout
 
-    path = output if output is not None else Layout(workdir).report
+    path = output or Layout(workdir).report
     try:
         write_report(workdir, path)
     except OSError as error:
-        remedy = "Name another place: chunkvisor report WORKDIR -o FILE.html"
         raise Halt(
-            ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy
+            ExitCode.DISK,
+            f"the report {path} cannot be written",
+            why=str(error),
+            remedy="Name another place: chunkvisor report WORKDIR -o FILE.html",
         ) from None
     say(path)
 
@@ -170,18 +171,20 @@ def verify(workdir: Path, as_json: bool) -> None:
                 name: {key: getattr(each, key) for key in keys} for name, each in missing.items()
             },
         }
-        say(json.dumps(shown, indent=2))
+        say_json(shown)
     if damaged:
-        say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
-        remedy = "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
-        remedy += (
-            "`chunkvisor clean` removes chunk files of finished outputs, which are not needed."
+        say(*(f"{each.path}: {each.problem}" for each in damaged), err=True)
+        raise Halt(
+            ExitCode.DISK,
+            f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing",
+            remedy="Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
+            "`chunkvisor clean` removes chunk files of finished outputs, which are not needed.",
         )
-        what = f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing"
-        raise Halt(ExitCode.DISK, what, remedy=remedy)
     if not findings:
-        what = f"nothing in {workdir} can be verified yet: no chunk is finished"
-        raise config_error(what, remedy=f"`chunkvisor status {workdir}` shows how far it is.")
+        raise config_error(
+            f"nothing in {workdir} can be verified yet: no chunk is finished",
+            remedy=f"`chunkvisor status {workdir}` shows how far it is.",
+        )
     if not as_json:
         say(
             f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
@@ -24,7 +23,7 @@ from chunkvisor.outputs.join import final_rows
 from chunkvisor.outputs.publish import rows_without_vector
 from chunkvisor.outputs.state import read
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.artifact import BadVectorsError
+from chunkvisor.store.artifact import BadVectorsError, Vectors
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_models
@@ -47,15 +46,19 @@ class Audit(NamedTuple):
 
     def in_words(self) -> list[str]:
         """Lines for a terminal, with the first rows that differ."""
-        rows, wrong = self.told["rows"], [row for row in self.told["rows"] if row["differs"]]
-        line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
-        line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
+        rows = self.told["rows"]
+        wrong = [row for row in rows if row["differs"]]
+        largest = max((row["difference"] for row in rows), default=0.0)
         lines = [
-            f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"
+            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
+            f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
+            f"the largest difference is {largest:.2g}"
         ]
         for row in wrong[:20]:
-            numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
-            lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
+            lines.append(
+                f"  row {row['row']:,} ({row['place']}): difference {row['difference']:.2g}, "
+                f"cosine {row['cosine']:.5f}"
+            )
         return lines
 
 
@@ -71,8 +74,9 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
         (found.layout, found.manifest) for found in map(read, outputs) if found.manifest is not None
     ]
     if not finished:
-        what = f"no output in {workdir} is finished"
-        raise config_error(what, remedy="Let the run complete, then audit it.")
+        raise config_error(
+            f"no output in {workdir} is finished", remedy="Let the run complete, then audit it."
+        )
     for output, manifest in finished:
         yield _of_output(layout, output, manifest, rows, device, loaded)
 
@@ -92,30 +96,31 @@ def _of_output(
         table = StagedTable.open(output.table)
         bad = set(rows_without_vector(output, manifest).tolist())
     except DamagedError as error:
-        what = f"the texts of output {output.name} are not in the workdir any more, or damaged"
-        remedy = "Audit before `chunkvisor clean`, which removes them."
-        raise config_error(what, why=str(error), remedy=remedy) from None
+        raise config_error(
+            f"the texts of output {output.name} are not in the workdir any more, or damaged",
+            why=str(error),
+            remedy="Audit before `chunkvisor clean`, which removes them.",
+        ) from None
     # Not the same rows each time: every audit looks at others.
-    candidates = random.SystemRandom().sample(
-        range(manifest["rows"]), min(manifest["rows"], rows + len(bad))
-    )
+    count = manifest["rows"]
+    candidates = random.SystemRandom().sample(range(count), min(count, rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])
-    texts = [
-        table.texts(text, text + 1)[0]
-        for row in sample
-        for text in table.row_text(row, row + 1).tolist()
-    ]
+    texts = [table.texts_of(table.row_text(row, row + 1))[0] for row in sample]
     values = fixed.identity.values
     encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
-    name, revision, path = str(values["model.name"]), str(values["model.revision"]), None
+    name = str(values["model.name"])
+    revision = str(values["model.revision"])
+    path = None
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
         pins = read_models(layout.model).pins
         path = next(
             (pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name
         )
         if not Path(path).is_dir():
-            remedy = "Put it back, or let `chunkvisor run` fetch it again."
-            raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
+            raise config_error(
+                f"the model of the run is not here: {path}",
+                remedy="Put it back, or let `chunkvisor run` fetch it again.",
+            )
     given = {
         "path": path,
         "hub": str(layout.hub),
@@ -128,18 +133,21 @@ def _of_output(
     if trial.vectors is None:
         raise trial.failure(f"the sample of {output.name} could not be encoded")
     allowed = _ROUNDED[final] + allowed_difference(dtype, model)
-    found, expected = list[dict[str, Any]](), list[bytes]()
+    found = []
+    expected = list[bytes]()
     for row, text, stored, made in zip(
         sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True
     ):
         difference, cosine = difference_and_cosine(stored, made)
-        told = {
-            "row": row,
-            "place": table.place_of(row, with_line=False),
-            "difference": difference,
-            "cosine": cosine,
-        }
-        found.append({**told, "differs": not difference <= allowed})  # a NaN differs as well
+        found.append(
+            {
+                "row": row,
+                "place": table.place_of(row, with_line=False),
+                "difference": difference,
+                "cosine": cosine,
+                "differs": not difference <= allowed,  # a NaN differs as well
+            }
+        )
         if difference <= allowed and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
     return Audit(
@@ -177,16 +185,18 @@ def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[st
 
 def _stored(
     output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
-) -> Iterator[npt.NDArray[np.float32]]:
+) -> Iterator[Vectors]:
     """The vectors of these rows, which rise, from the final files."""
-    wanted, first = np.array(rows), 0
+    wanted = np.array(rows)
+    first = 0
     try:
         for block in final_rows(output, manifest):
             here = wanted[(first <= wanted) & (wanted < first + len(block))]
             yield from block[here - first].astype(np.float32, copy=False)
             first += len(block)
     except BadVectorsError as error:
-        remedy = "Run the same config again: it makes the file again."
         raise Halt(
-            ExitCode.DISK, f"the final file of {output.name} is damaged: {error}", remedy=remedy
+            ExitCode.DISK,
+            f"the final file of {output.name} is damaged: {error}",
+            remedy="Run the same config again: it makes the file again.",
         ) from None

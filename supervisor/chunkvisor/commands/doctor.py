@@ -1,5 +1,6 @@
 """The doctor: `gather` reads the machine and the job, and each of `CHECKS` judges what was read."""
 
+import math
 import os
 import re
 import tempfile
@@ -33,12 +34,12 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
-from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.disk import free_bytes, nearest
 from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, Phase
+from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _TEXT = "The quick brown fox jumps over the lazy dog."
@@ -74,24 +75,19 @@ class Case:
     """Everything that was read; None = there is none, or it is not known."""
 
     config: Config | None = None
-    refused: dict[str, Halt] = field(
-        default_factory=dict
-    )  # why a part of the config is refused, by check
+    # Why a part of the config is refused, by check.
+    refused: dict[str, Halt] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()  # of the job; without a config, all GPUs
     opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs
-    smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
-    nodes: dict[str, bool] = field(
-        default_factory=dict
-    )  # files of the driver in /dev -> may this user open them?
+    smi: SmiAnswer = field(default_factory=SmiAnswer)  # to `nvidia-smi -L`
+    # Files of the driver in /dev -> may this user open them?
+    nodes: dict[str, bool] = field(default_factory=dict)
     probe: ProbeReading = field(default_factory=ProbeReading)
-    memory: tuple[float, float] = (
-        0,
-        0,
-    )  # bytes that are free, of how many; in a container, of its share
+    # Bytes that are free, of how many; in a container, of its share.
+    memory: tuple[float, float] = (0, 0)
     busy_pid: int | None = None  # of a run that uses the workdir now
-    sources: dict[str, Halt | str] = field(
-        default_factory=dict
-    )  # why one cannot be read, or a note on its template
+    # Why one cannot be read, or a note on its template.
+    sources: dict[str, Halt | str] = field(default_factory=dict)
     place: str = ""  # where the model's files are: plugin, folder, cache or hub
     model: ModelFolder = field(default_factory=ModelFolder)
     dtype: str | None = None
@@ -111,38 +107,38 @@ class Case:
     @property
     def cards(self) -> list[Device]:
         """Return the GPUs on which torch has computed."""
-        report = self.probe.report
-        return (
-            [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in report.gpus]
-            if report is not None
-            else []
-        )
+        found = self.probe.report.gpus if self.probe.report else ()
+        return [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in found]
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
-    case, loaded, environment = Case(), None, dict(os.environ)
+    case = Case()
+    loaded = None
+    environment = dict(os.environ)
     try:
-        if config_path is not None:
+        if config_path:
             found = load(config_path)
             require_extras(found.config)
-            loaded, case.config = found, found.config
+            loaded = found
+            case.config = found.config
     except Halt as halt:
         case.refused["config"] = halt
     try:
-        case.devices = gpus.find_devices(["cuda"] if case.config is None else case.config.device)
+        case.devices = gpus.find_devices(case.config.device if case.config else ["cuda"])
     except Halt as halt:
-        if (
-            case.config is not None and case.config.engine.kind is not EngineKind.RAY
-        ):  # its workers need no GPU here
+        # The workers of a cluster need no GPU here.
+        if case.config and case.config.engine.kind is not EngineKind.RAY:
             case.refused["gpu"] = halt
     case.smi = gpus.ask_smi(("-L",))
     # As before each worker, and before torch is asked, whose memory is not free at once.
-    watched = [device for device in case.devices if device.watched]
     case.opinions = {
-        each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched
+        each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes)
+        for each in case.devices
+        if each.watched
     }
-    machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
+    machine = psutil.virtual_memory()
+    left_bytes, limit_bytes = container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
         case.nodes |= {
@@ -150,11 +146,11 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
         }
     say("asking torch")
     if case.devices:
-        env = loaded.config.env if loaded is not None else {}
+        env = case.config.env if case.config else {}
         environment |= worker_environment(os.environ, case.devices[0], "", env, threads=1)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in case.devices)
     case.probe = gpus.ask_torch(environment)
-    if loaded is not None:
+    if loaded:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
             try:
                 _read_job(case, loaded, Path(scratch), say)
@@ -166,24 +162,24 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
 def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Return how many bytes of memory this container has free, of how many; inf = no limit."""
     with suppress(OSError, ValueError):  # "max" is not a number: no limit
-        limit, used = (
-            float((folder / f"memory.{name}").read_text()) for name in ("max", "current")
-        )
+        limit = float((folder / "memory.max").read_text())
+        left = limit - float((folder / "memory.current").read_text())
         # The kernel takes cached pages of files back first.
-        cached = re.search(
-            r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE
-        )
-        return max(0, limit - used + float(cached[1] if cached else 0)), limit
-    return float("inf"), float("inf")
+        stat = (folder / "memory.stat").read_text()
+        if cached := re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE):
+            left += float(cached[1])
+        return max(0, left), limit
+    return math.inf, math.inf
 
 
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
     """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
-    config, model = loaded.config, loaded.config.model
-    lock = Layout(config.workdir).lock
-    case.busy_pid = (
-        holder.pid if is_held(lock) and (holder := read_holder(lock)) is not None else None
-    )
+    config = loaded.config
+    model = config.model
+    layout = Layout(config.workdir)
+    if is_held(layout.lock):
+        holder = read_holder(layout.lock)
+        case.busy_pid = holder.pid if holder else None
     say("reading the first rows of each output")
     for name, output in config.outputs.items():
         case.sources[name] = output.template_note
@@ -211,7 +207,8 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         case.no_download = answer if isinstance(answer, Verdict) else None
         raise NotHereError
 
-    cache, source = Layout(config.workdir).model, ModelSource(None, model.revision)
+    cache = layout.model
+    source = ModelSource(None, model.revision)
     here = None if model.is_plugin else source_at_hand(model, cache)
     try:
         if not model.is_plugin:
@@ -225,30 +222,43 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     case.place = (
         "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
     )
-    case.expected = expected = read_expected(model.expect) if model.expect is not None else None
+    if model.expect:
+        case.expected = read_expected(model.expect)
     case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
     case.dtype = case.model.computes_in(model)
-    if case.busy_pid is not None or "right-vectors" in case.refused:
-        return
+    if not case.busy_pid and "right-vectors" not in case.refused:
+        _encode_samples(case, loaded, source.spec(model), scratch, say)
+
+
+def _encode_samples(
+    case: Case, loaded: LoadedConfig, spec: ModelSpec, scratch: Path, say: Callable[[str], None]
+) -> None:
     # As `encode` of the config says if its vectors are expected, else as the first output is encoded.
+    config = loaded.config
+    expected = case.expected
     first = config.effective_encode(next(iter(config.outputs)))
-    encode = encode_spec(first if expected is None else config.encode)
-    spec = source.spec(model)
-    texts = () if expected is None else expected.texts
+    encode = encode_spec(config.encode if expected else first)
+    texts = expected.texts if expected else ()
     # Each text is a batch all the same; whether padding changes vectors is tried if there will be any.
-    limits = ONE_ROW if model.is_plugin or first.batch_size == 1 else Limits(rows=2, tokens=1)
+    alone = config.model.is_plugin or first.batch_size == 1
+    limits = ONE_ROW if alone else Limits(rows=2, tokens=1)
+
+    def encoded(texts: Sequence[str], limits: Limits = ONE_ROW) -> Trial:
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        return try_texts(texts, spec, encode, device, loaded, folder, limits=limits)
+
     for device in case.devices:
         say(f"encoding a sample of texts on {device}")
-        folder = Path(tempfile.mkdtemp(dir=scratch))
-        trial = try_texts((*SAMPLE, *texts), spec, encode, device, loaded, folder, limits=limits)
-        case.samples.append(sample := Sample(trial, device))
-        if trial.vectors is not None and expected is not None:
+        trial = encoded((*SAMPLE, *texts), limits)
+        sample = Sample(trial, device)
+        case.samples.append(sample)
+        if trial.vectors is None:
+            continue
+        if expected:
             sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)
-        if trial.vectors is not None and device is case.devices[0]:
+        if device is case.devices[0]:
             say("encoding it once more in another process")
-            sample.again = try_texts(
-                SAMPLE, spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch))
-            )
+            sample.again = encoded(SAMPLE)
 
 
 # --- the checks
@@ -283,17 +293,16 @@ def _driver(case: Case) -> Iterator[Finding]:
         )
     elif case.smi.text or case.cards or case.nodes:
         # Not more than a warning: whether CUDA works is what torch finds.
-        means, mend = (
-            "nvidia-smi is not on PATH",
-            "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib).",
-        )
+        means = "nvidia-smi is not on PATH"
+        mend = "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
         if case.smi.text:
-            rule = diagnose(
-                Fault(Phase.CUDA_INIT, (Cause("nvidia-smi", (), case.smi.text),), "")
-            ).rule
-            known = rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT)
-            means = f"nvidia-smi fails: {case.smi.line}" + f". {rule.cause.rstrip('.')}" * known
-            mend = rule.remedy if known else f"Reboot; {_ACCESS}."
+            cause = Cause("nvidia-smi", (), case.smi.text)
+            rule = diagnose(Fault(Phase.CUDA_INIT, (cause,), "")).rule
+            means = f"nvidia-smi fails: {case.smi.line}"
+            mend = f"Reboot; {_ACCESS}."
+            if rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT):
+                means += f". {rule.cause.rstrip('.')}"
+                mend = rule.remedy
         means += "; CUDA may work all the same, but nothing is known of the GPU's memory and health"
         yield Finding("driver", WARNING, means, mend)
     else:
@@ -316,78 +325,68 @@ def _gpus(case: Case) -> Iterator[Finding]:
 
 
 def _torch(case: Case) -> Iterator[Finding]:
-    report, failed = case.probe.report, NOTE if case.place == "plugin" else FAULT
-    fault, mend, log = (
-        report.fault if report is not None else None,
-        _INSTALL,
-        last_line(case.probe.log_tail),
-    )
-    why = (
-        f"{describe_exit(case.probe.returncode)} {log}"
-        if case.probe.returncode is not None
-        else "it hangs"
-    )
-    found = (
-        diagnose(fault)
-        if fault is not None
-        else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
-    )
-    if found is not None:
-        why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", found.rule.remedy
+    report, returncode, log = case.probe
+    fault = report.fault if report else None
+    found = diagnose(fault) if fault else diagnose_log(log, returncode or 0)
+    why = "it hangs"
+    mend = _INSTALL
+    if found:
+        why = f"{found.rule.cause.rstrip('.')}: {found.headline}"
+        mend = found.rule.remedy
+    elif returncode is not None:
+        why = f"{describe_exit(returncode)} {last_line(log)}"
+    optional = case.place == "plugin"
     if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
-        yield Finding(
-            "torch", failed, f"torch cannot be imported, or does not compute: {why}", mend
-        )
+        what = f"torch cannot be imported, or does not compute: {why}"
+        yield Finding("torch", NOTE if optional else FAULT, what, mend)
         return
-    build = (
-        f"CUDA {report.cuda}"
-        if report.cuda
-        else f"ROCm {report.hip}"
-        if report.hip
-        else "the CPU only"
-    )
+    build = "the CPU only"
+    if report.cuda or report.hip:
+        build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}"
     yield Finding(
         "torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes"
     )
     if case.wanted == "cpu" or not (case.wanted or case.nodes or case.smi.text):
         return
-    if case.cards and fault is None and report.phase is not Phase.CUDA_INIT:
+    if case.cards and not fault and report.phase is not Phase.CUDA_INIT:
         yield Finding("torch-gpu", OK, f"torch computes on {', '.join(map(str, case.cards))}")
         return
     if report.cuda is None:
-        why, mend = "it is not built for CUDA", f"{_INSTALL}; or write `device: cpu`."
-    state = WARNING if case.place == "plugin" or not case.wanted else FAULT
+        why = "it is not built for CUDA"
+        mend = f"{_INSTALL}; or write `device: cpu`."
+    state = WARNING if optional or not case.wanted else FAULT
     yield Finding("torch-gpu", state, f"torch cannot use the GPU: {why}", mend)
 
 
 def _memory_and_disk(case: Case) -> Iterator[Finding]:
     workers = 1
-    if case.config is not None:
-        workers = (case.config.workers.per_device + case.config.workers.standby) * max(
-            1, len(case.devices)
-        )
-    need, (free, total) = (
-        (1 << 30) + (case.model.weights_bytes or 0),
-        case.memory,
-    )  # the libraries take about a GiB
-    text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
-    text += f"about {human_bytes(workers * need)} is needed for {counted(workers, 'worker')}"
-    state, mend = OK, "Set workers.standby lower, free some memory, or raise the container's limit."
+    if case.config:
+        each = case.config.workers
+        workers = (each.per_device + each.standby) * max(1, len(case.devices))
+    need = (1 << 30) + (case.model.weights_bytes or 0)  # the libraries take about a GiB
+    free, total = case.memory
+    text = (
+        f"{human_bytes(free)} of {human_bytes(total)} of memory are free; about {human_bytes(workers * need)} is "
+        f"needed for {counted(workers, 'worker')}"
+    )
     if free < workers * need and case.place != "plugin":
-        state = FAULT if free < need else WARNING
-    yield Finding("memory", state, text, mend * (state is not OK))
+        mend = "Set workers.standby lower, free some memory, or raise the container's limit."
+        yield Finding("memory", FAULT if free < need else WARNING, text, mend)
+    else:
+        yield Finding("memory", OK, text)
     if case.config is None:
         return
     path = case.config.workdir
-    here = next(each for each in (path, *path.parents) if each.exists())
+    here = nearest(path)
     room = free_bytes(here) or 0
-    state, text, mend = OK, f"{path} has {human_bytes(room)} free", ""
+    text = f"{path} has {human_bytes(room)} free"
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
-        state, text = FAULT, f"no permission to write to {path}"
         mend = "Change its owner or its permissions, or choose another workdir."
+        yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
     elif room < 1 << 30:
-        state, mend = WARNING, "Free some space, or choose another workdir."
-    yield Finding("disk", state, text, mend)
+        yield Finding("disk", WARNING, text, "Free some space, or choose another workdir.")
+    else:
+        yield Finding("disk", OK, text)
 
 
 def _source(case: Case) -> Iterator[Finding]:
@@ -405,55 +404,59 @@ def _source(case: Case) -> Iterator[Finding]:
 def _model(case: Case) -> Iterator[Finding]:
     if case.config is None or not case.place:
         return
-    name, weights_bytes = case.config.model.name, case.model.weights_bytes
-    fetch, missing = f"hf download {case.missing}", f"{case.missing} is not in the local cache"
-    where = {"plugin": "is passed to the plug-in encoder unchanged", "folder": "is a local folder"}
-    size = f", {human_bytes(weights_bytes)} of weights" if weights_bytes else ""
+    name = case.config.model.name
+    missing = f"{case.missing} is not in the local cache"
+    where = {
+        "plugin": "is passed to the plug-in encoder unchanged",
+        "folder": "is a local folder",
+        "cache": "is in the local cache",
+    }
     if case.place != "hub":
-        yield Finding("model", OK, f"{name} {where.get(case.place, 'is in the local cache')}{size}")
-    elif case.no_download is not None:
+        text = f"{name} {where[case.place]}"
+        if case.model.weights_bytes:
+            text += f", {human_bytes(case.model.weights_bytes)} of weights"
+        yield Finding("model", OK, text)
+    elif case.no_download:
         mend = (
             case.no_download.remedy
-            or f"Check the network, or run on a machine that has one: {fetch}"
+            or f"Check the network, or run on a machine that has one: hf download {case.missing}"
         )
         blame = "machine" if case.no_download.outcome is Outcome.HUB else "config"
         yield Finding("model", FAULT, f"{missing}: {case.no_download.reason}", mend, blame)
     else:
-        mend = f"To have it checked here, run first: {fetch}"
+        mend = f"To have it checked here, run first: hf download {case.missing}"
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
     yield from (Finding("right-vectors", WARNING, *found) for found in case.doubts)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
         slow = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
         yield Finding("dtype", WARNING, slow, "Set model.dtype to float32.")
-    for card in (
-        sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ()
-    ):
-        if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
+    if case.wanted != "cuda" or not case.dtype:
+        return
+    kind = case.model.model_type
+    for card in sorted(set(case.cards), key=str):
+        if unfit := unfit_dtype(case.dtype, kind, card):
             yield Finding("dtype", WARNING, *unfit)
-        else:
-            better, fits = (
-                advised_dtype(case.model.model_type, card),
-                f"the model computes in {case.dtype}",
-            )
-            if case.dtype == "float32" != better:
-                fits += f" (model.dtype {better} takes less memory; it needs another workdir, since its vectors differ)"
-            yield Finding("dtype", OK, f"{fits}, which suits {card}")
+            continue
+        better = advised_dtype(kind, card)
+        fits = f"the model computes in {case.dtype}"
+        if case.dtype == "float32" != better:
+            fits += f" (model.dtype {better} takes less memory; it needs another workdir, since its vectors differ)"
+        yield Finding("dtype", OK, f"{fits}, which suits {card}")
 
 
 def _encoding(case: Case) -> Iterator[Finding]:
-    if case.busy_pid is not None:
+    if case.busy_pid:
         meaning = f"no sample was encoded, because a run (pid {case.busy_pid}) uses the workdir"
         yield Finding("encoding", NOTE, meaning)
-    elif not case.samples and case.config is not None:
+    elif not case.samples and case.config:
         yield Finding("encoding", NOTE, "no sample was encoded: fix the faults above first")
     for sample in case.samples:
-        trials = (sample.trial, sample.again)
-        failed = next((each for each in trials if each is not None and each.vectors is None), None)
-        found = _failed(case, failed) if failed is not None else _compared(case, sample)
+        failed = [each for each in (sample.trial, sample.again) if each and each.vectors is None]
+        found = _failed(case, failed[0]) if failed else _compared(case, sample)
         yield replace(found, meaning=f"on {sample.device}, {found.meaning}")
-    if case.expected is not None and case.config is not None and case.samples:
-        if wrong := next((sample.unexpected for sample in case.samples if sample.unexpected), None):
-            yield _refusal("expect", wrong)
+    if case.expected and case.samples:
+        if wrong := [sample.unexpected for sample in case.samples if sample.unexpected]:
+            yield _refusal("expect", wrong[0])
         elif all(sample.trial.vectors is not None for sample in case.samples):
             what = f"the model gives the vectors of {counted(len(case.expected.texts), 'text')} in {case.expected.path}"
             yield Finding("expect", OK, what)
@@ -465,7 +468,8 @@ def _failed(case: Case, trial: Trial) -> Finding:
     if verdict.rule == "wrong-model":
         return Finding("right-vectors", FAULT, verdict.reason, mend, "config")
     text = f"a worker got three short texts and failed: {verdict.outcome}: {verdict.reason}"
-    text += f"\nlast line of its log: {trial.log_line}" if trial.log_line else ""
+    if trial.log_line:
+        text += f"\nlast line of its log: {trial.log_line}"
     # No repair of the machine changes what a plug-in raises, or vectors that are not usable.
     config = verdict.outcome in (Outcome.BAD_OUTPUT, Outcome.BAD_INPUT, Outcome.SETUP)
     config |= case.place == "plugin" and verdict.outcome is Outcome.CRASHED
@@ -477,35 +481,34 @@ def _failed(case: Case, trial: Trial) -> Finding:
 def _compared(case: Case, sample: Sample) -> Finding:
     """Compare the vectors of equal texts, of different ones, and those of two processes."""
     assert sample.trial.vectors is not None
-    vectors, elsewhere = sample.trial.vectors[: len(SAMPLE)], 0.0
+    vectors = sample.trial.vectors[: len(SAMPLE)]
+    again = sample.again.vectors if sample.again else None
     largest = float(np.abs(vectors[0]).max())
     differ = float(np.abs(vectors[0] - vectors[2]).max()) / largest
-    if sample.again is not None and (again := sample.again.vectors) is not None:
-        elsewhere = (
-            float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
-        )
+    elsewhere = 0.0
+    if again is not None:
+        same = again.shape == vectors.shape
+        elsewhere = float(np.abs(vectors - again).max()) / largest if same else 1.0
     if differ > 1e-3:  # half precision has about three digits
         meaning = (
             f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
         )
         mend = "Make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked."
-        return Finding(
-            "encoding", FAULT, meaning, mend, "config" if case.place == "plugin" else "machine"
-        )
+        blame = "config" if case.place == "plugin" else "machine"
+        return Finding("encoding", FAULT, meaning, mend, blame)
     if elsewhere > 0.01:
-        meaning = "two processes that load the model give the same text vectors that differ by "
-        meaning += f"{elsewhere:.2g} of their size: each has other weights"
+        meaning = (
+            "two processes that load the model give the same text vectors that differ by "
+            f"{elsewhere:.2g} of their size: each has other weights"
+        )
         mend = "Load all weights from a file: each process draws at random what a folder lacks."
         return Finding("encoding", FAULT, meaning, mend, "config")
     if (vectors[0] == vectors[1]).all():
         meaning = "two different texts get the same vector: the texts do not reach the model"
         mend = "Check the encoder, or download the model again with all its files."
         return Finding("encoding", WARNING, meaning, mend, "config")
-    return Finding(
-        "encoding",
-        OK,
-        f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions",
-    )
+    meaning = f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions"
+    return Finding("encoding", OK, meaning)
 
 
 # In the order in which they are shown.
@@ -516,27 +519,28 @@ CHECKS = (_driver, _gpus, _torch, _memory_and_disk, _source, _model, _encoding)
 def exit_code(findings: Sequence[Finding]) -> ExitCode:
     """Return 0 without a fault; 69 if one of the faults is the machine's, else 78."""
     blamed = {finding.blame for finding in findings if finding.state is FAULT}
-    return (
-        ExitCode.MACHINE
-        if "machine" in blamed
-        else ExitCode.CONFIG
-        if blamed
-        else ExitCode.COMPLETE
-    )
+    if "machine" in blamed:
+        return ExitCode.MACHINE
+    return ExitCode.CONFIG if blamed else ExitCode.COMPLETE
 
 
 def render(findings: Sequence[Finding]) -> list[str]:
     """Write a line for each finding, what to do below it, and a last line that sums up."""
     lines = list[str]()
     for finding in findings:
-        words = finding.meaning + f"\ndo: {finding.mend}" * bool(finding.mend)
+        words = f"{finding.meaning}\ndo: {finding.mend}" if finding.mend else finding.meaning
         lines += f"{finding.state:<7}  {finding.check}: {words}".replace(
             "\n", f"\n{' ' * 9}"
         ).split("\n")
     states = [finding.state for finding in findings]
     faults, warnings = states.count(FAULT), states.count(WARNING)
-    end = "a run can do its job; read the warnings" if warnings else "nothing stands in the way"
-    end = "correct the faults before a run" if faults else end
+    end = "nothing stands in the way"
+    if faults or warnings:
+        end = (
+            "correct the faults before a run"
+            if faults
+            else "a run can do its job; read the warnings"
+        )
     return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
 
 

@@ -5,17 +5,16 @@ Each run is a separate process, with a new workdir in a scratch folder next to t
 """
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor import testing
+from chunkvisor.child import run_child
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -24,6 +23,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.outputs.forms import FORM_KEYS
 from chunkvisor.outputs.state import read
 from chunkvisor.show.status import read_status
+from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
@@ -39,7 +39,6 @@ _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
 _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 _ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{}}"
 
-Vectors = npt.NDArray[np.float32]
 # How a run ended: its exit code, and the last words of its log.
 _Ended = tuple[int, str]
 
@@ -55,11 +54,13 @@ def drill(
     name = next(iter(loaded.config.outputs))
     distinct = table_of(config, name, ROWS, folder, lambda _: None).distinct
     if distinct < CHUNKS:
-        what = f"output {name} has {distinct} different texts in its first {ROWS} rows"
         raise config_error(
-            what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first."
+            f"output {name} has {distinct} different texts in its first {ROWS} rows",
+            why=f"a drill needs {CHUNKS}",
+            remedy="Put an output with more texts first.",
         )
-    device = config.device if isinstance(config.device, str) else config.device[0]
+    device = config.device[0]
+    kind = device.partition(":")[0]
     output = config.outputs[name].model_dump(
         mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS}
     )
@@ -95,35 +96,31 @@ def drill(
         for override in (*loaded.overrides, *overrides):
             command += ["--set", override]
         log = folder / f"{workdir}.log"
-        log_of_worker = layout_of(workdir).output(name).attempt(STRUCK, 1).log
-        with open(log, "ab") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-            )
-            try:
-                # The fault must have struck: a worker that lives without its parent must not hang the next run.
-                while (
-                    kill
-                    and process.poll() is None
-                    and "strikes here" not in read_tail(log_of_worker)
-                ):
-                    time.sleep(0.005)
-                if not kill:
-                    process.wait()
-            finally:
-                process.kill()
-                code = process.wait()
-        return 0 if kill else code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
+
+        def look() -> None:
+            # The fault must have struck: a worker that lives without its parent must not hang the next run.
+            struck = layout_of(workdir).output(name).attempt(STRUCK, 1)
+            if kill and "strikes here" in read_tail(struck.log):
+                raise InterruptedError
+
+        code = 0
+        with suppress(InterruptedError):
+            code = run_child(command, log, look)
+        return code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
 
     def layout_of(workdir: str) -> Layout:
         return Layout(folder / f"{workdir}-first-{ROWS}")  # where a trial of the first rows works
 
     code, words = run("undisturbed", {})
     layout = layout_of("undisturbed")
-    if code != ExitCode.COMPLETE or (undisturbed := read(layout.output(name)).manifest) is None:
-        what = "the undisturbed run did not complete, so there is nothing to drill"
-        remedy = f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more."
-        raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
+    undisturbed = read(layout.output(name)).manifest
+    if code or not undisturbed:
+        raise Halt(
+            ExitCode(code or ExitCode.DISK),
+            "the undisturbed run did not complete, so there is nothing to drill",
+            why=words,
+            remedy=f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
+        )
     events = [entry.event for entry in read_events(layout.events)]
     phases = [each.phase_s for each in events if isinstance(each, ChunkCommitted)]
     stall_s = max(
@@ -157,9 +154,8 @@ def drill(
             if killed:
                 seen = str(read_status(layout.workdir).state)
             elif failures:  # vectors may count although the worker crashed afterwards
-                seen = (
-                    "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
-                )
+                first = failures[0]
+                seen = "committed" if isinstance(first, LateCrash) else first.outcome
         except AssertionError as error:
             wrong = str(error)
         if killed or fault.exit_code not in _ENDED:
@@ -167,23 +163,22 @@ def drill(
         struck = layout.output(name)
         manifest = read(struck).manifest
         log = read_tail(struck.attempt(STRUCK, 1).log)
-        found = np.load(struck.final, allow_pickle=False) if manifest is not None else None
-        bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
+        found = np.load(struck.final, allow_pickle=False) if manifest else None
+        bad = [each["row"] for each in manifest["quarantined"]] if manifest else []
         wrong = wrong or problem(fault, seen, ran) or differs(good, found, bad, allowed)
-        simulated = (
-            device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
-        )
+        simulated = kind not in fault.real_on or "chunkvisor drill: simulated" in log
         provoked = "simulated" if simulated else "real"
-        say(
-            _ROW.format(
-                fault.name,
-                provoked,
-                seen or "-",
-                f"NOT RECOVERED: {wrong}" if wrong else "recovered",
-            )
+        end = f"NOT RECOVERED: {wrong}" if wrong else "recovered"
+        say(_ROW.format(fault.name, provoked, seen or "-", end))
+        findings.append(
+            {
+                "fault": fault.name,
+                "provoked": provoked,
+                "seen_as": seen,
+                "problem": wrong,
+                "recovered": not wrong,
+            }
         )
-        told = {"fault": fault.name, "provoked": provoked, "seen_as": seen}
-        findings.append({**told, "problem": wrong, "recovered": not wrong})
     return findings
 
 
@@ -205,8 +200,6 @@ def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: f
     expected = good.copy()
     expected[list(bad)] = np.nan
     right = np.isclose(found, expected, rtol=0, atol=allowed, equal_nan=True).all(axis=1)
-    return (
-        ""
-        if right.all()
-        else f"rows {np.flatnonzero(~right).tolist()[:10]} have other vectors, or none"
-    )
+    if right.all():
+        return ""
+    return f"rows {np.flatnonzero(~right).tolist()[:10]} have other vectors, or none"

@@ -3,6 +3,7 @@
 import builtins
 import re
 import textwrap
+from collections.abc import Iterator
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict
@@ -10,7 +11,7 @@ from chunkvisor.units import did_you_mean
 from chunkvisor.words import ENTRIES, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES, Rule
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _WIDTH = 96
@@ -26,11 +27,10 @@ def names() -> list[str]:
 
 def index() -> list[str]:
     """Return a line for each entry under two headings: its name, and what happened in a sentence."""
-    causes = {rule.name: rule.cause for rule in RULES} | {
-        name: found.what for name, found in ENTRIES.items()
-    }
+    causes = {rule.name: rule.cause for rule in RULES}
+    causes |= {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
-    lines = list[str]()
+    lines = []
     for name in names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         lines.append(
@@ -48,52 +48,60 @@ def explain(words: str) -> str:
     In lines that fit a terminal. Raises Halt (2) if there is none, with the nearest name.
     """
     wanted = words.strip().lower()
-    if re.search(r"\s", words.strip()):
+    if re.search(r"\s", wanted):
         wanted = _recognized(words)
     elif wanted.replace("-", "_") not in names():  # a part of a name, such as nvml
         wanted = next((name for name in names() if wanted in name), wanted)
-    parts = list[tuple[str, str]]()
-    if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
-        by_itself = ENTRIES[str(rule.outcome)].then
-        parts += [
-            ("", rule.cause),
-            ("What the run does automatically", by_itself),
-            ("What to do", rule.remedy),
-        ]
-        last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
-        parts += [("If the run has ended with it", last)] * (last != rule.remedy)
-        parts += [("", _ON_CPU)] * (rule.name in OF_GPUS)
-        parts += [("", f"The lines of a run call it {rule.outcome}.")] * (
-            str(rule.outcome) != rule.name
-        )
-    elif (found := ENTRIES.get(wanted.replace("-", "_"))) is not None:
+    rule = next((each for each in RULES if each.name == wanted), None)
+    if rule is None:
         wanted = wanted.replace("-", "_")
-        rules = ", ".join(each.name for each in RULES if each.outcome == wanted)
-        parts += [
-            ("", found.what),
-            ("What the run does automatically", found.then),
-            ("What you can do", found.do),
-        ]
-        parts += [("Faults that end so (chunkvisor explain FAULT)", rules)] * bool(rules)
-    else:
-        what = f"the handbook has no entry {words}; {did_you_mean(wanted, names())}"
-        raise Halt(
-            ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all."
-        )
+        if wanted not in ENTRIES:
+            raise Halt(
+                ExitCode.USAGE,
+                f"the handbook has no entry {words}; {did_you_mean(wanted, names())}",
+                remedy="`chunkvisor explain` without a name lists them all.",
+            )
     blocks = [wanted]
-    for head, text in parts:
-        indent = "  " * bool(head)
-        lines = textwrap.wrap(
-            text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
+    for head, text in _of_rule(rule) if rule else _of_outcome(wanted):
+        indent = "  " if head else ""
+        body = textwrap.fill(
+            text,
+            _WIDTH,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-        blocks.append("\n".join([*filter(None, [head]), *(f"{indent}{line}" for line in lines)]))
+        blocks.append(f"{head}\n{body}" if head else body)
     return "\n\n".join(blocks)
+
+
+def _of_rule(rule: Rule) -> Iterator[tuple[str, str]]:
+    yield "", rule.cause
+    yield "What the run does automatically", ENTRIES[str(rule.outcome)].then
+    yield "What to do", rule.remedy
+    last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
+    if last != rule.remedy:
+        yield "If the run has ended with it", last
+    if rule.name in OF_GPUS:
+        yield "", _ON_CPU
+    if str(rule.outcome) != rule.name:
+        yield "", f"The lines of a run call it {rule.outcome}."
+
+
+def _of_outcome(name: str) -> Iterator[tuple[str, str]]:
+    found = ENTRIES[name]
+    yield "", found.what
+    yield "What the run does automatically", found.then
+    yield "What you can do", found.do
+    if rules := ", ".join(each.name for each in RULES if each.outcome == name):
+        yield "Faults that end so (chunkvisor explain FAULT)", rules
 
 
 def _recognized(text: str) -> str:
     """Return the rule that knows an error message, or a log that has it in its last lines. Raises Halt (2)."""
     lines = text.strip().splitlines()[-500:]
-    causes = list[Cause]()
+    causes = []
     for line in reversed(lines):
         if raised := re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line):
             name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"
@@ -103,12 +111,16 @@ def _recognized(text: str) -> str:
                 for each in getattr(builtins, raised[1], RuntimeError).__mro__
             )
             causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
-    causes += [Cause("builtins.RuntimeError", (), lines[-1])] * (len(lines) == 1)
+    if len(lines) == 1:
+        causes.append(Cause("builtins.RuntimeError", (), lines[0]))
     tried = (diagnose(Fault(phase, (cause,), "")) for cause in causes for phase in _PHASES)
     found = next(
         (each for each in tried if not each.rule.name.startswith("unknown")), None
     ) or diagnose_log(text, 1)
     if found is None:
-        remedy = "Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log"
-        raise Halt(ExitCode.USAGE, "no rule of the handbook knows this message", remedy=remedy)
+        raise Halt(
+            ExitCode.USAGE,
+            "no rule of the handbook knows this message",
+            remedy="Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log",
+        )
     return found.rule.name

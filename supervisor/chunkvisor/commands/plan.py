@@ -1,5 +1,6 @@
 """Finds out what a run would do and need, without a worker or a GPU. It writes nothing into the workdir."""
 
+import math
 import os
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, nearest, need_bytes
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
@@ -59,15 +60,16 @@ def forecast(
 
     Raises Halt if a run would refuse the source or the model; OSError.
     """
-    config, model, notes = loaded.config, ModelFolder(), list[str]()
+    config = loaded.config
+    model = ModelFolder()
+    notes = list[str]()
     rate, entry_s = pace_before(config)
     require_extras(config)
     if config.model.expect is not None:
         read_expected(config.model.expect)
-    kind, devices = (
-        ("cuda", 1) if "cuda" in config.device else (config.device[0], len(config.device))
-    )
-    proposed = propose(rate, entry_s, config.workers.per_device * devices, kind.partition(":")[0])
+    devices = len(config.device)
+    kind = config.device[0].partition(":")[0]
+    proposed = propose(rate, entry_s, config.workers.per_device * devices, kind)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
         tables = {
             name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs
@@ -77,65 +79,54 @@ def forecast(
             name: _read_output(config, name, table, proposed) for name, table in tables.items()
         }
         for name, output in config.outputs.items():
-            notes += [f"{name}: {note}" for note in [output.template_note] if note]
+            if output.template_note:
+                notes.append(f"{name}: {output.template_note}")
             if outputs[name].pop("of_another_source") and max_rows is None:
-                what = "the workdir has vectors of another source; `run --update` takes over what it can"
-                notes.append(f"{name}: {what}")
+                notes.append(
+                    f"{name}: the workdir has vectors of another source; `run --update` takes over what it can"
+                )
         say("counting tokens")
         if config.model.is_plugin:
             notes.append(
                 "only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown"
             )
-        elif (
-            path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)
-        ) is not None:
+        elif path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes):
             model = modelfolder.read_model_folder(Path(path))
-            with suppress(Halt):  # it is the plan of a job for another machine
-                card = (
-                    weakest(find_devices(config.device))
-                    if config.engine.kind is EngineKind.LOCAL
-                    else None
-                )
-                unfit = unfit_dtype(model.computes_in(config.model), model.model_type, card)
-                notes += ["; ".join(unfit)] if unfit is not None else []
+            if config.engine.kind is EngineKind.LOCAL:
+                with suppress(Halt):  # it is the plan of a job for another machine
+                    card = weakest(find_devices(config.device))
+                    dtype = model.computes_in(config.model)
+                    if unfit := unfit_dtype(dtype, model.model_type, card):
+                        notes.append("; ".join(unfit))
         for name, sizes in outputs.items():
-            table, form, dimension = (
-                tables[name],
-                asked_form(config.outputs[name]),
-                sizes["dimension"],
-            )
-            sizes["dimension"] = dimension = dimension or model.dimension
+            table = tables[name]
+            form = asked_form(config.outputs[name])
+            sizes["dimension"] = dimension = sizes["dimension"] or model.dimension
             # The bytes of the final file, and those that the disk has to have while it is made.
-            sizes["final_bytes"] = sizes["disk_bytes"] = None
-            if dimension is not None:
-                row_bytes = Numbers(form.dtype, dimension).row_bytes
-                sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
-                # A table that a run has staged already is not written again.
-                staged = Layout(config.workdir).outputs in table.folder.parents
-                table_bytes = (
-                    0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
-                )
+            sizes["final_bytes"] = None
+            sizes["disk_bytes"] = None if sizes["texts_left"] else 0
+            if dimension is None:
+                continue
+            row_bytes = Numbers(form.dtype, dimension).row_bytes
+            sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
+            if sizes["texts_left"]:
                 needed = need_bytes(
                     table.rows, sizes["texts_left"], dimension, 0 if form.is_of_rows else row_bytes
                 )
-                sizes["disk_bytes"] = needed - RESERVE_BYTES + table_bytes
-            if not sizes["texts_left"]:
-                sizes["disk_bytes"] = 0
-    workers, weights = (
-        (config.workers.per_device + config.workers.standby) * devices,
-        model.weights_bytes,
-    )
-    disk, final = (
-        [each[key] for each in outputs.values()] for key in ("disk_bytes", "final_bytes")
-    )
+                # A table that a run has staged already is not written again.
+                if Layout(config.workdir).outputs not in table.folder.parents:
+                    needed += sum(path.stat().st_size for path in table.folder.iterdir())
+                sizes["disk_bytes"] = needed - RESERVE_BYTES
+    workers = (config.workers.per_device + config.workers.standby) * devices
+    weights = model.weights_bytes
+    disk = [each["disk_bytes"] for each in outputs.values()]
+    final = [each["final_bytes"] for each in outputs.values()]
     return {
         "outputs": outputs,
         "combine": config.combine,
         "peak_disk_bytes": None if None in disk else sum(disk),
         "final_disk_bytes": None if None in final else sum(final),
-        "free_disk_bytes": free_bytes(
-            next(p for p in (config.workdir, *config.workdir.parents) if p.exists())
-        ),
+        "free_disk_bytes": free_bytes(nearest(config.workdir)),
         "weights_bytes": weights,
         "workers": workers,
         "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
@@ -150,7 +141,8 @@ def table_of(
     config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]
 ) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
-    layout, request = Layout(config.workdir).output(name), request_of(config, name, max_rows)
+    layout = Layout(config.workdir).output(name)
+    request = request_of(config, name, max_rows)
     if staged_before(request, layout):
         with suppress(DamagedError):  # the next run stages it again
             return StagedTable.open(layout.table)
@@ -162,23 +154,27 @@ def _read_output(
     config: Config, name: str, table: StagedTable, proposed: tuple[int, str]
 ) -> dict[str, Any]:
     """Return what is printed of one output, as far as its source and the workdir show."""
-    layout, fixed, facts, reason = Layout(config.workdir).output(name), None, None, None
+    layout = Layout(config.workdir).output(name)
+    fixed = None
+    reason = None
     with suppress(DamagedError):  # a run reports it
         fixed = read_fixed(layout)
-    size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
+    size = fixed.chunk_size if fixed else config.effective_chunk_size(name)
     if size == "auto":
         size, reason = proposed
-    work, done = Plan(table.distinct, size), bytearray()
+    work = Plan(table.distinct, size)
+    done = bytearray()
+    dimension = config.effective_encode(name).truncate_dim
     ours = fixed is not None and fixed.identity.source_digest == table.digest
     if ours:
         with suppress(DamagedError):  # a run has looked which texts have a vector already
-            work = ledger.plan if (ledger := ledger_of(layout)) is not None else work
-        done = (
-            committed_chunks(layout, work)
-            if read(layout, look=False).manifest is None
-            else bytearray(b"\1") * work.count
-        )
-        facts = read_facts(layout)
+            if ledger := ledger_of(layout):
+                work = ledger.plan
+        done = committed_chunks(layout, work)
+        if read(layout, look=False).manifest:
+            done = bytearray(b"\1") * work.count
+        if facts := read_facts(layout):
+            dimension = facts.dimension
     return {
         "rows": table.rows,
         "distinct_texts": table.distinct,
@@ -190,9 +186,7 @@ def _read_output(
         "chunks_done": done.count(1),
         "chunk_size": size,
         "chunk_size_reason": reason,
-        "dimension": facts.dimension
-        if facts is not None
-        else config.effective_encode(name).truncate_dim,
+        "dimension": dimension,
         "lengths": distribution(np.empty(0, dtype=np.int32), None),
         **dict.fromkeys(("length_unit", "max_length", "batches", "padding_share")),
         "of_another_source": fixed is not None and not ours,
@@ -288,61 +282,65 @@ def _count_tokens(
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
     """Yield lines: one for each output and their sum, then each output in detail, then what the machine must have."""
-    outputs, rate, keys = (
-        forecast["outputs"],
-        forecast["texts_per_s"],
-        ("rows", "distinct_texts", "chunks"),
-    )
+    outputs = forecast["outputs"]
+    keys = ("rows", "distinct_texts", "chunks")
     summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
     if len(outputs) > 1:
         summed["all"] = [sum(column) for column in zip(*summed.values(), strict=True)]
-    for name, numbers in summed.items():
-        yield f"{name}: {', '.join(map(counted, numbers, ('row', 'distinct text', 'chunk')))}"
+    for name, (rows, texts, chunks) in summed.items():
+        yield f"{name}: {counted(rows, 'row')}, {counted(texts, 'distinct text')}, {counted(chunks, 'chunk')}"
     for name, members in forecast["combine"].items():
         yield f"{name}: {' and '.join(members)} side by side"
-    left, time = sum(each["texts_left"] for each in outputs.values()), "nothing is left to be done"
-    if rate is None:
+    left = sum(each["texts_left"] for each in outputs.values())
+    time = "nothing is left to be done"
+    if forecast["time_s"] is None:
         time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
     elif left:
-        time = f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of the last run: "
-        time += f"{figure(rate)} texts/s, without its start"
+        time = (
+            f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of the last run: "
+            f"{figure(forecast['texts_per_s'])} texts/s, without its start"
+        )
     yield f"time: {time}"
     for name, output in outputs.items():
-        yield from ("", name, *_draw_output(output))
+        yield ""
+        yield name
+        yield from _draw_output(output)
     size = {
-        key: "unknown" if n is None else human_bytes(n)
-        for key, n in forecast.items()
+        key: "unknown" if number is None else human_bytes(number)
+        for key, number in forecast.items()
         if "bytes" in key
     }
-    disk = (
-        f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}"
+    yield (
+        f"\ndisk    needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}; "
+        f"free: {size['free_disk_bytes']}"
     )
-    yield from ("", f"disk    {disk}; free: {size['free_disk_bytes']}")
-    workers = f"{counted(forecast['workers'], 'worker')}, each with 1 GiB and its weights: {size['weights_bytes']}"
-    yield f"memory  needed, without batches: {size['host_memory_bytes']} ({workers})"
+    yield (
+        f"memory  needed, without batches: {size['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, "
+        f"each with 1 GiB and its weights: {size['weights_bytes']})"
+    )
     yield f"        of this machine: {size['total_memory_bytes']}"
     yield from (f"note    {note}" for note in forecast["notes"])
 
 
 def _draw_output(output: dict[str, Any]) -> Iterator[str]:
-    lengths, limit = output["lengths"], output["max_length"]
+    lengths = output["lengths"]
+    limit = output["max_length"]
     if lengths["count"]:
-        quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
-        yield f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: {quantiles}"
+        yield (
+            f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: "
+            f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
+        )
     most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:
-        bar = "#" * (
-            max(1, round(each["count"] / most * _BAR)) if each["count"] else 0
-        )  # one text shows as well
-        part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
-        yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{_BAR}}{part}"
-    if limit is not None and lengths["truncated"]:
-        cut, lost = (
-            _percent(lengths["truncated"] / lengths["count"]),
-            _percent(lengths["lost_share"]),
-        )
+        count = each["count"]
+        bar = "#" * math.ceil(count / most * _BAR)
+        share = _percent(count / lengths["count"])
+        yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{_BAR}}{count:>12,}{share:>8}"
+    if lengths["truncated"]:
+        cut = _percent(lengths["truncated"] / lengths["count"])
+        lost = _percent(lengths["lost_share"])
         yield f"  {cut} of the texts are longer than {limit:,} and are cut: {lost} of all tokens"
-    elif limit is not None:
+    elif limit:
         yield f"  no text is longer than the {limit:,} tokens that the model reads"
     if output["duplicate_share"]:
         yield f"  repeats  {_percent(output['duplicate_share'])} of the rows repeat a text"

@@ -55,22 +55,26 @@ def tune(
     """
     config, name = loaded.config, loaded.config.model.name
     if config.model.is_plugin:
-        what = "tune compares settings of a sentence-transformers model; this config has a plug-in encoder"
         raise config_error(
-            what, remedy="Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`."
+            "tune compares settings of a sentence-transformers model; this config has a plug-in encoder",
+            remedy="Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.",
         )
-    if (source := source_at_hand(config.model, Layout(config.workdir).model)) is None:
-        remedy = f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL"
-        raise config_error(f"the model {name} is not on this machine yet", remedy=remedy)
+    layout = Layout(config.workdir)
+    source = source_at_hand(config.model, layout.model)
+    if source is None:
+        raise config_error(
+            f"the model {name} is not on this machine yet",
+            remedy=f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL",
+        )
     model = source.spec(config.model)
-    if any(
-        read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs
-    ):
-        what = f"outputs in {config.workdir} have begun, so their dtype and attention are fixed"
+    if any(read_facts(layout.output(output)) for output in config.outputs):
         raise config_error(
-            what, remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER"
+            f"outputs in {config.workdir} have begun, so their dtype and attention are fixed",
+            remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER",
         )
-    devices, tried = find_devices(config.device), list[dict[str, Any]]()
+    devices = find_devices(config.device)
+    on_gpu = devices[0].kind == "cuda"
+    tried = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
         tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
         total = sum(table.distinct for table in tables)
@@ -93,21 +97,20 @@ def tune(
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
         kind = read_model_folder(Path(source.path or "")).model_type
         # float16 has no fast kernels on a CPU.
-        dtypes = ["bfloat16"] * (has_bfloat16() or now[_DTYPE] == "bfloat16")
-        if devices[0].kind == "cuda":
-            dtypes = [
-                each
-                for each in ("bfloat16", "float16")
-                if not unfit_dtype(each, kind, weakest(devices))
-            ]
-        flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
+        dtypes = ["bfloat16"] if has_bfloat16() or now[_DTYPE] == "bfloat16" else []
+        attentions = ["sdpa", "eager"]
+        if on_gpu:
+            card = weakest(devices)
+            dtypes = [each for each in ("bfloat16", "float16") if not unfit_dtype(each, kind, card)]
+            if importlib.util.find_spec("flash_attn"):
+                attentions.append("flash_attention_2")
         rounds: list[list[Settings]] = [
             [plain],
             [now],
             [{_DTYPE: dtype} for dtype in dtypes],
-            [{_ATTENTION: name} for name in ("sdpa", "eager", *["flash_attention_2"] * flash)],
+            [{_ATTENTION: name} for name in attentions],
             [{_BATCH: tokens} for tokens in _TOKENS[devices[0].kind]],
-            [{_WORKERS: 2}] * (len(os.sched_getaffinity(0)) > 1),
+            [{_WORKERS: 2}] if len(os.sched_getaffinity(0)) > 1 else [],
         ]
         best, reference = plain, first.vectors
         for candidates in rounds:
@@ -115,10 +118,16 @@ def tune(
                 if settings in [each["settings"] for each in tried]:
                     continue
                 trial, rate = measure(settings, texts)
-                found: dict[str, Any] = dict.fromkeys(
-                    ("mean_cosine", "least_cosine", "hours", "cost", "problem")
-                )
-                found |= {"settings": settings, "texts_per_s": round(rate, 3), "recommended": False}
+                found: dict[str, Any] = {
+                    "mean_cosine": None,
+                    "least_cosine": None,
+                    "hours": None,
+                    "cost": None,
+                    "problem": None,
+                    "settings": settings,
+                    "texts_per_s": round(rate, 3),
+                    "recommended": False,
+                }
                 if trial.vectors is None:
                     found["problem"] = f"{trial.verdict.outcome}: {trial.verdict.reason}"
                 else:
@@ -127,21 +136,27 @@ def tune(
                         difference_and_cosine(*each)[1]
                         for each in zip(trial.vectors, reference, strict=True)
                     ]
-                    found |= {"mean_cosine": float(np.mean(cosines)), "least_cosine": min(cosines)}
+                    found["mean_cosine"] = float(np.mean(cosines))
+                    found["least_cosine"] = min(cosines)
                     found["hours"] = total / (rate * len(devices)) / 3600
-                    found["cost"] = (
-                        None if price_per_hour is None else found["hours"] * price_per_hour
-                    )
+                    if price_per_hour is not None:
+                        found["cost"] = found["hours"] * price_per_hour
                 tried.append(found)
-            best = (_best(tried) or {"settings": plain})["settings"]
+            chosen = _best(tried)
+            best = chosen["settings"] if chosen else plain
     changes = dict[str, Any]()
-    if (chosen := _best(tried)) is not None:
+    if chosen:
         chosen["recommended"] = True
         changes = {key: value for key, value in best.items() if now[key] != value}
         if _ATTENTION in changes:
             changes["model.kwargs"] = {**config.model.kwargs, _ATTENTION: changes.pop(_ATTENTION)}
-    head = {"texts": total, "sample": len(texts), "devices": len(devices)}
-    return {**head, "changes": changes, "candidates": tried}
+    return {
+        "texts": total,
+        "sample": len(texts),
+        "devices": len(devices),
+        "changes": changes,
+        "candidates": tried,
+    }
 
 
 def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -161,32 +176,36 @@ def _measure(
 
     The time is without the start of the workers.
     """
-    config, device, workers = (
-        loaded.config,
-        find_devices(loaded.config.device)[0],
-        settings[_WORKERS],
-    )
+    config = loaded.config
+    device = find_devices(config.device)[0]
+    workers = settings[_WORKERS]
     encode = config.effective_encode(next(iter(config.outputs))).model_copy(
         update={"batch_tokens": settings[_BATCH]}
     )
-    attention = {_ATTENTION: settings[_ATTENTION]} if settings[_ATTENTION] is not None else {}
-    limits = resolve_limits(encode, device.kind, plugin=False)
-    changed = replace(model, dtype=settings[_DTYPE], kwargs={**model.kwargs, **attention})
+    kwargs = dict(model.kwargs)
+    if settings[_ATTENTION]:
+        kwargs[_ATTENTION] = settings[_ATTENTION]
 
     def encoded(number: int) -> Trial:
-        folder = Path(
-            tempfile.mkdtemp(prefix=".try-", dir=scratch)
-        )  # an output's name has no such dot
-        share, spec = texts[number::workers], encode_spec(encode)
         return try_texts(
-            share, changed, spec, device, loaded, folder, limits=limits, workers=workers
+            texts[number::workers],
+            replace(model, dtype=settings[_DTYPE], kwargs=kwargs),
+            encode_spec(encode),
+            device,
+            loaded,
+            # An output's name has no such dot.
+            Path(tempfile.mkdtemp(prefix=".try-", dir=scratch)),
+            limits=resolve_limits(encode, device.kind, plugin=False),
+            workers=workers,
         )
 
     with ThreadPoolExecutor(workers) as pool:
         trials = list(pool.map(encoded, range(workers)))
-    shares = [trial.vectors for trial in trials if trial.vectors is not None]
-    if len(shares) < workers:
-        return next(trial for trial in trials if trial.vectors is None), 0.0
+    shares = []
+    for trial in trials:
+        if trial.vectors is None:
+            return trial, 0.0
+        shares.append(trial.vectors)
     vectors = np.empty((len(texts), shares[0].shape[1]), dtype=np.float32)
     for number, share in enumerate(shares):
         vectors[number::workers] = share
@@ -204,44 +223,31 @@ def _texts(table: StagedTable, count: int) -> list[str]:
 def draw(tuned: dict[str, Any]) -> list[str]:
     """Return lines: a row for each candidate, the recommended one marked, and below them what to do."""
     row = "{:<2}{:<10}{:<19}{:>7}{:>9}{:>10}{:>9}{:>9}{:>11}{:>8}".format
-    lines = [
-        row(
-            "",
-            "dtype",
-            "attention",
-            "tokens",
-            "workers",
-            "texts/s",
-            "cosine",
-            "least",
-            "all of it",
-            "cost",
-        )
-    ]
+    heads = "dtype,attention,tokens,workers,texts/s,cosine,least,all of it,cost"
+    lines = [row("", *heads.split(","))]
     for each in tuned["candidates"]:
-        cells, figures = [str(value or "auto") for value in each["settings"].values()], ["-"] * 5
-        if not each["problem"]:
-            cost = "-" if each["cost"] is None else f"{each['cost']:.2f}"
-            cosines = f"{each['mean_cosine']:.5f}", f"{each['least_cosine']:.5f}"
-            figures = [
-                f"{each['texts_per_s']:,.1f}",
-                *cosines,
-                human_time(each["hours"] * 3600),
-                cost,
-            ]
-        lines.append(row("*" * each["recommended"], *cells, *figures))
-        lines += [f"    failed: {each['problem']}"] * bool(each["problem"])
+        cells = [str(value or "auto") for value in each["settings"].values()]
+        if each["problem"]:
+            lines += [row("", *cells, *"-----"), f"    failed: {each['problem']}"]
+            continue
+        figures = (
+            f"{each['texts_per_s']:,.1f}",
+            f"{each['mean_cosine']:.5f}",
+            f"{each['least_cosine']:.5f}",
+            human_time(each["hours"] * 3600),
+            "-" if each["cost"] is None else f"{each['cost']:.2f}",
+        )
+        lines.append(row("*" if each["recommended"] else "", *cells, *figures))
     lines += [
         "",
         f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the first row.",
     ]
-    if not any(each["recommended"] for each in tuned["candidates"]):
-        return lines
-    changes = ", ".join(f"{key}: {value}" for key, value in tuned["changes"].items())
-    lines.append(
-        "* is recommended: the fastest near enough; of two within 5 %, the one that was tried first."
-    )
-    return [
-        *lines,
-        f"To set in the config: {changes}" if changes else "The config has these settings already.",
-    ]
+    if any(each["recommended"] for each in tuned["candidates"]):
+        changes = ", ".join(f"{key}: {value}" for key, value in tuned["changes"].items())
+        lines += [
+            "* is recommended: the fastest near enough; of two within 5 %, the one that was tried first.",
+            f"To set in the config: {changes}"
+            if changes
+            else "The config has these settings already.",
+        ]
+    return lines

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import Dtype
@@ -67,12 +68,11 @@ CPU = Device("cpu")
 # --- nvidia-smi
 
 
-@dataclass(frozen=True, slots=True)
-class SmiAnswer:
+class SmiAnswer(NamedTuple):
     """What nvidia-smi printed."""
 
-    returncode: int | None  # None = it does not exist, or gave no answer in time
-    text: str
+    returncode: int | None = None  # None = it does not exist, or gave no answer in time
+    text: str = ""
 
     @property
     def line(self) -> str:
@@ -93,7 +93,7 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
     except TimeoutError as error:
         return SmiAnswer(None, str(error))
     except OSError:
-        return SmiAnswer(None, "")
+        return SmiAnswer()
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
@@ -110,8 +110,7 @@ def bytes_of(mebibytes: str) -> int | None:
 # --- torch
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeReading:
+class ProbeReading(NamedTuple):
     """How `chunkvisor_worker.probe` ended."""
 
     report: ProbeReport | None = None

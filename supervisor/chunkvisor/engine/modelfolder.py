@@ -259,8 +259,8 @@ def _check_prompts(
             raise config_error(
                 f"{key}: the model {model.name} has no prompt {name!r}",
                 why=f"it has {', '.join(map(repr, known)) or 'none'}",
-                remedy=("Set it to one of these; or take" if known else "Take")
-                + ' it out, and set encode.prompt to the text itself, "" for none.',
+                remedy='Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
+                "for none.",
             )
     default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")
     without, idle = list[str](), list[str]()

@@ -54,6 +54,7 @@ class Observers(Observer):
         self._guarded, self._others = list(guarded), observers
 
     def event(self, event: Event, state: RunState) -> None:
+        self.state = state
         self._call("event", event, state)
 
     def tick(self) -> None:

@@ -61,6 +61,11 @@ def with_room(words: str, *folders: Path) -> str:
     return "; ".join(filter(None, (words, ", ".join(free))))
 
 
+def nearest(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
+
+
 def free_bytes(folder: Path) -> int | None:
     """Return the space that the user may still fill on the folder's file system; None if that is not known."""
     try:
@@ -96,7 +101,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
-        there = next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
+        there = nearest(path)
         found = there.stat()
         return config_error(
             f"permission denied: {me} cannot use {path}",
