@@ -304,9 +304,11 @@ class SqlReader:
             # The other lines have DuckDB's functions, and advice about its settings.
             reason = str(error).split("\n", 1)[0]
             if self._line:
-                reason += f" The first such row is in line {self._line}."
+                reason += f" (line {self._line})"
             remedies = [readers.other_delimiter(file, name) for name in self._used]
-            if isinstance(error, duckdb.BinderException):
+            if isinstance(error, duckdb.ConversionException):
+                remedies.append("Correct the value, or use TRY_CAST, which makes NULL of it.")
+            elif isinstance(error, duckdb.BinderException):
                 remedies += [self._mended(key) for key in ("where", "sql") if getattr(request, key)]
             columns = (
                 readers.in_words(list(self._columns)) if asked else "Write or copy the file again."
@@ -385,6 +387,7 @@ class SqlReader:
             raise file.error(what, remedy="Rename one of them.")
         if rows:
             self._check_columns(file)
+            self._line = 0
             found = [
                 kind if name in keys else "" for name, kind in zip(self._used, kinds, strict=True)
             ]
@@ -396,16 +399,28 @@ class SqlReader:
         for number, (_, _, kinds) in enumerate(batch):
             groups.setdefault(kinds, []).append(number)
         for kinds, numbers in groups.items():
-            self._line = batch[numbers[0]][0]
-            self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
-            for number, kept, text in self._all(self._prepared(file, kinds)):
-                texts[number] = (text or "") if kept else None
+            for number, is_kept, text in self._answers(file, kinds, batch, numbers):
+                texts[number] = (text or "") if is_kept else None
             for name, kind in zip(self._used.values(), kinds, strict=True):
                 self._found.get(name, set()).add(kind)
         kept = [number for number in range(len(batch)) if texts[number] is not None]
         self._register("__kept", self._used.values(), batch, kept)
         self._keep(dict.fromkeys(self._found, "VARCHAR"), "__kept", len(batch))
         yield from ((line, texts[number]) for number, (line, *_) in enumerate(batch))
+
+    def _answers(
+        self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
+    ) -> list[tuple[int, bool, str | None]]:
+        """Return number, whether it is kept, and text of rows of these types. An error is of the row at `_line`."""
+        self._line = batch[numbers[0]][0]
+        self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
+        try:
+            return self._all(self._prepared(file, kinds))
+        except duckdb.Error:
+            if len(numbers) == 1:
+                raise
+            halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+            return [each for half in halves for each in self._answers(file, kinds, batch, half)]
 
     def _register(
         self, name: str, columns: Iterable[str], batch: list[Row], numbers: list[int]
