@@ -76,7 +76,8 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
     """They, as the journal told them up to the power cut."""
     size, found = scenario.size, Promises()
     for event in crash.told:
-        chunk, texts = event.get("chunk", 0), scenario.encoded_by(found.command)
+        chunk = event.get("chunk", 0)
+        texts = scenario.encoded_by(found.command, event.get("output", "out"))
         found.reopened = found.reopened and "attempt" not in event
         match event["event"]:
             case "chunk_committed":
@@ -93,6 +94,8 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
                 found.quarantined.add(scenario.texts_at(found.command)[event["row"]])
             case "limits_lowered":
                 found.lesson = True
+            case "output_complete" if scenario.second and event["output"] == "out":
+                pass  # the other one is the last
             case "output_complete":
                 found.complete = found.was_complete = True
             case "command_ended" if event["number"] + 1 < len(scenario.commands):

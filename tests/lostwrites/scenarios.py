@@ -54,6 +54,8 @@ class Scenario:
     commands: tuple[Command, ...] = (Command(),)
     later: tuple[str, ...] = ()
     """Texts of the later source."""
+    second: tuple[str, ...] = ()
+    """Texts of a second output, which takes over what it shares with the first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """By dotted keys, as `harness.write_config` has them."""
     again: tuple[tuple[Try, ...], ...] = ((Try(),),)
@@ -70,8 +72,10 @@ class Scenario:
         """Of the source that the command of that number reads."""
         return self.later if self.commands[number].of_later else self.texts
 
-    def encoded_by(self, number: int) -> tuple[str, ...]:
-        """The texts that the chunks of the command of that number are cut out of."""
+    def encoded_by(self, number: int, output: str = "out") -> tuple[str, ...]:
+        """The texts that the chunks of an output are cut out of, in the command of that number."""
+        if output == "two":
+            return tuple(text for text in dict.fromkeys(self.second) if text not in self.texts)
         return self.commands[number].encodes or tuple(dict.fromkeys(self.texts))
 
     def mended(self, number: int) -> bool:
@@ -91,6 +95,9 @@ class Scenario:
             "workers": {"start": "fresh", "standby": 0},
             "outputs": {"out": {"source": str(source), "column": "text"}},
         }
+        if self.second:
+            more = {"source": str(source.with_name("more.jsonl")), "column": "text"}
+            values["outputs"]["two"] = more
         for key, value in self.config.items():
             *parents, last = key.split(".")
             node = values
@@ -103,7 +110,12 @@ class Scenario:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
         source = folder / "rows.jsonl"
         self.lay_out(folder, source)
-        for path, texts in ((source, self.texts), (_later(source), self.later)):
+        more = source.with_name("more.jsonl")
+        for path, texts in (
+            (source, self.texts),
+            (_later(source), self.later),
+            (more, self.second),
+        ):
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         (folder / "disk").mkdir()
         recorder, finals = Recorder(folder / "disk", folder / "log"), []
@@ -238,6 +250,9 @@ SCENARIOS = {
         config={"outputs.out.columns": ["text"]},
         again=((Try(),), (Try(FLOAT16),)),
         keeps_a_final=True,
+    ),
+    "two outputs": Scenario(
+        FEW, second=("m0", "t3", "t0", "m1", "t0"), config={"outputs.out.dtype": "float16"}
     ),
     "clean": Scenario(
         FEW[:4],

@@ -117,11 +117,6 @@ class TaskQueue:
             if output.waits_for or output.next_pending(self._next[number]) is not None
         }
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is pending, now or later, except what was handed out."""
-        return not self.pending()
-
     def _any_new(self) -> bool:
         return any(
             output.next_pending(at) is not None
@@ -202,7 +197,7 @@ class Scheduler:
     @property
     def finished(self) -> bool:
         """Whether nothing is in progress, and nothing left to do."""
-        return not self.workers and (self._draining or self._queue.empty)
+        return not self.workers and (self._draining or not self._queue.pending())
 
     @property
     def alive(self) -> list[DeviceState]:
