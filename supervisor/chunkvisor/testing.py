@@ -32,31 +32,25 @@ class DrillFault:
     name: str
     what: str  # how it is provoked, in a few words
     seen_as: str  # the outcome of the struck attempt; for a killed run, the state that `status` must show
-    real_on: tuple[str, ...] = ("cpu", "cuda")
-    """Kinds of device on which it really happens; on others the worker raises the same exception."""
     exit_code: ExitCode = ExitCode.COMPLETE
     """Of the struck run; after any code but 0 and 3, the same run again must complete."""
 
 
 FAULTS: tuple[DrillFault, ...] = (
-    DrillFault("oom", "the GPU is filled up in a batch", Outcome.GPU_OOM, real_on=("cuda",)),
+    DrillFault("oom", "the GPU is filled up in a batch", Outcome.GPU_OOM),
     DrillFault(
         "nvml-assert",
         "torch's NVML assertion instead of an out-of-memory error",
         Outcome.GPU_OOM,
-        real_on=(),
     ),
-    DrillFault("cublas", "cuBLAS gets no memory", Outcome.GPU_OOM, real_on=()),
+    DrillFault("cublas", "cuBLAS gets no memory", Outcome.GPU_OOM),
     DrillFault(
         "device-assert",
         "an index out of range in a kernel",
         Outcome.DEVICE_FAULT,
-        real_on=("cuda",),
     ),
-    DrillFault("illegal-access", "CUDA error 700", Outcome.DEVICE_FAULT, real_on=()),
-    DrillFault(
-        "ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, real_on=(), exit_code=ExitCode.MACHINE
-    ),
+    DrillFault("illegal-access", "CUDA error 700", Outcome.DEVICE_FAULT),
+    DrillFault("ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, exit_code=ExitCode.MACHINE),
     DrillFault("segfault", "the worker reads address 0", Outcome.CRASHED),
     DrillFault("abort", "the worker calls abort()", Outcome.CRASHED),
     DrillFault("sigkill", "the worker is killed", Outcome.CRASHED),
@@ -71,18 +65,12 @@ FAULTS: tuple[DrillFault, ...] = (
         "half of the vectors are gone after the worker has ended well",
         Outcome.BAD_OUTPUT,
     ),
-    DrillFault("host-oom", "MemoryError", Outcome.HOST_OOM, real_on=()),
-    DrillFault("disk-full", "ENOSPC when the vectors are written", Outcome.DISK_FULL, real_on=()),
-    DrillFault("hub-busy", "HTTP 429 while the model is loaded", Outcome.HUB, real_on=()),
-    DrillFault(
-        "gpu-busy", "CUDA error 46: another process holds the GPU", Outcome.GPU_BUSY, real_on=()
-    ),
-    DrillFault(
-        "import-failed", "a package is missing while the model is loaded", Outcome.SETUP, real_on=()
-    ),
-    DrillFault(
-        "bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT, real_on=()
-    ),
+    DrillFault("host-oom", "MemoryError", Outcome.HOST_OOM),
+    DrillFault("disk-full", "ENOSPC when the vectors are written", Outcome.DISK_FULL),
+    DrillFault("hub-busy", "HTTP 429 while the model is loaded", Outcome.HUB),
+    DrillFault("gpu-busy", "CUDA error 46: another process holds the GPU", Outcome.GPU_BUSY),
+    DrillFault("import-failed", "a package is missing while the model is loaded", Outcome.SETUP),
+    DrillFault("bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT),
     DrillFault(PARENT_KILLED, "the run itself is killed after its first chunk", "stopped"),
     DrillFault(
         POISON_ROW, "one text crashes every worker", Outcome.CRASHED, exit_code=ExitCode.QUARANTINED

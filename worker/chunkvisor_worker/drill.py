@@ -23,10 +23,7 @@ from chunkvisor_worker.liveness import BeatWriter
 
 POISON_ROW = "poison-row"
 _BLOCK_BYTES = 256 << 20
-_SIMULATED = "chunkvisor drill: simulated\n"  # in the log of a fault that could have been a real one, and was not
-Strike: TypeAlias = Callable[
-    [AttemptFiles], BaseException | None
-]  # brings it about, or returns the exception it is
+Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
 
 
 def simulated(
@@ -46,7 +43,6 @@ def _oom(_files: AttemptFiles) -> Any:
         hoard = []
         while True:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
-    sys.stdout.write(_SIMULATED)
     return simulated(
         "torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.31 GiB is "
@@ -59,7 +55,6 @@ def _device_assert(_files: AttemptFiles) -> Any:
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
         torch.cuda.synchronize()  # raises
-    sys.stdout.write(_SIMULATED)
     return _accelerator_error(710, "device-side assert triggered")
 
 
@@ -80,28 +75,22 @@ def _nan_row(files: AttemptFiles) -> None:
         file.write(np.float32(np.nan).tobytes())
 
 
-def _disk_full(_files: AttemptFiles) -> None:
-    def no_space(_fd: int, _offset: int, _length: int) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    os.posix_fallocate = no_space
-
-
 def _torch_on_gpu() -> Any:
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-SABOTAGES: dict[str, Strike] = {
+# What brings a fault about, or returns the exception if it cannot be had here; or that exception itself.
+SABOTAGES: dict[str, Strike | BaseException] = {
     "oom": _oom,
-    "nvml-assert": lambda _: RuntimeError(
+    "nvml-assert": RuntimeError(
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
         "a bug to PyTorch. "
     ),
     "device-assert": _device_assert,
-    "illegal-access": lambda _: _accelerator_error(700, "an illegal memory access was encountered"),
-    "ecc": lambda _: _accelerator_error(214, "uncorrectable ECC error encountered"),
-    "cublas": lambda _: RuntimeError(
+    "illegal-access": _accelerator_error(700, "an illegal memory access was encountered"),
+    "ecc": _accelerator_error(214, "uncorrectable ECC error encountered"),
+    "cublas": RuntimeError(
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     ),
     "segfault": _segfault,
@@ -114,21 +103,17 @@ SABOTAGES: dict[str, Strike] = {
     "exit-1-after-result": lambda _: os._exit(1),
     "nan-row": _nan_row,
     "lost-vectors": lambda files: os.truncate(files.vectors, files.vectors.stat().st_size // 2),
-    "host-oom": lambda _: MemoryError(),
-    "disk-full": _disk_full,
-    "hub-busy": lambda _: simulated(
+    "host-oom": MemoryError(),
+    "disk-full": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "hub-busy": simulated(
         "huggingface_hub.errors.HfHubHTTPError",
         "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'",
         OSError,
         response=SimpleNamespace(status_code=429),
     ),
-    "gpu-busy": lambda _: _accelerator_error(
-        46, "CUDA-capable device(s) is/are busy or unavailable"
-    ),
-    "import-failed": lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"),
-    "bad-input": lambda _: UnicodeEncodeError(
-        "utf-8", "half \ud83d", 5, 6, "surrogates not allowed"
-    ),
+    "gpu-busy": _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
+    "import-failed": ModuleNotFoundError("No module named 'drill'", name="drill"),
+    "bad-input": UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
     POISON_ROW: _segfault,
 }
 # When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end.
@@ -179,7 +164,10 @@ class Tripwire(BeatWriter):
                 f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n"
             )
             sys.stdout.flush()
-        if error := SABOTAGES[self._fault.name](self._files):
+        sabotage = SABOTAGES[self._fault.name]
+        error = sabotage if isinstance(sabotage, BaseException) else sabotage(self._files)
+        if error:
+            sys.stdout.write("chunkvisor drill: simulated\n")
             raise error
 
     def _is_due(self, texts: list[int]) -> bool:

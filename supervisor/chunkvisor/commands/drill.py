@@ -60,7 +60,6 @@ def drill(
             remedy="Put an output with more texts first.",
         )
     device = config.device[0]
-    kind = device.partition(":")[0]
     output = config.outputs[name].model_dump(
         mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS}
     )
@@ -166,8 +165,7 @@ def drill(
         found = np.load(struck.final, allow_pickle=False) if manifest else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest else []
         wrong = wrong or problem(fault, seen, ran) or differs(good, found, bad, allowed)
-        simulated = kind not in fault.real_on or "chunkvisor drill: simulated" in log
-        provoked = "simulated" if simulated else "real"
+        provoked = "simulated" if "chunkvisor drill: simulated" in log else "real"
         end = f"NOT RECOVERED: {wrong}" if wrong else "recovered"
         say(_ROW.format(fault.name, provoked, seen or "-", end))
         findings.append(

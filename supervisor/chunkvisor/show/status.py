@@ -5,7 +5,7 @@ It writes nothing, and takes no lock for longer than a look.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,8 +26,8 @@ _FOREIGN_SILENCE_S = 900.0
 """A live run writes its journal every few minutes at the least; more is not known of one on another host."""
 _DONE = (0, 3)
 """Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
+_KILLED = "its process was killed, the machine went down, or the disk was full"
 _STOPPED = {
-    None: "its process was killed, the machine went down, or the disk was full",
     3: "the next run tries the rows without a vector again",
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was stopped by SIGTERM",
@@ -144,7 +144,7 @@ class Follower:
         if not self._looked:
             self.news = self.news[-_NEWS:]
             self._looked = True
-        alive = self.holder.alive() if self.holder is not None else False
+        alive = self.holder.alive() if self.holder else False
         self.elsewhere = alive is None  # on another host, where nothing can be asked
         if self.elsewhere:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
@@ -174,8 +174,11 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
             listed_in=str(found.layout.quarantined) if count else "",
             truncated=(manifest.get("truncated") or {}).get("rows"),
         )
-    # If it was complete, `retry` has made the rows without a vector pending again.
-    done, bad = (told.rows - told.without, 0) if told.complete else (told.rows_done, told.without)
+    done = told.rows_done
+    bad = told.without
+    if told.complete:  # `retry` has made the rows without a vector pending again
+        done = told.rows - bad
+        bad = 0
     return OutputStatus(
         told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct
     )
@@ -189,39 +192,34 @@ def read_status(workdir: Path) -> Status:
 
 def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of what was looked at just now."""
+    told = run.state
+    ending = told.ending
     there = sorted(path.name for path in run.layout.outputs.glob("*/"))
-    names = [
-        name for name in dict.fromkeys((*run.state.wanted, *there)) if name in there
-    ]  # as the config has them
+    # As the config has them.
+    names = [name for name in dict.fromkeys((*told.wanted, *there)) if name in there]
     outputs = {
         name: _output_status(run.layout.output(name), now.outputs.get(name, Progress()))
         for name in names
     }
-    combined = {
-        path.name: run.layout.combined(path.name)
-        for path in sorted(run.layout.all_combined.glob("*/"))
-    }
-    told = run.state
-    ending = run.state.ending
-    holder = run.holder
-    halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
-    state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
-    if (
-        not run.alive
-        and outputs
-        and all(n in outputs and outputs[n].complete for n in told.wanted or outputs)
-    ):
+    combined = {}
+    for path in sorted(run.layout.all_combined.glob("*/")):
+        each = run.layout.combined(path.name)
+        if each.final.exists() and each.manifest.exists():
+            combined[path.name] = str(each.final)
+    state = State.STOPPED
+    if run.alive:
+        state = State.RUNNING
+    elif outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
+    elif ending and ending.code not in (*_STOPPED, *_DONE):
+        state = State.HALTED
     # Last words are worth showing after a halt, and after a stop amid troubles.
-    worth = (
-        ending is not None
-        and ending.code not in _DONE
-        and (state is State.HALTED or bool(ending.why))
-    )
+    stopped_by = ending.why if ending and ending.code not in _DONE else ""
+    worth = state is State.HALTED or (state is State.STOPPED and stopped_by)
     numbers = dict.fromkeys((*told.devices, *told.device_times))
     return Status(
         state,
-        holder.pid if holder else None,
+        run.holder.pid if run.holder else None,
         outputs,
         dict(told.attempts_before + told.attempts),
         round(now.rows_per_s, 3) if now.rows_per_s else None,
@@ -230,18 +228,14 @@ def status_of(run: Follower, now: Snapshot) -> Status:
             told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes())
             for n in numbers
         },
-        ending.last_words if ending is not None and worth and state is not State.COMPLETE else [],
+        ending.last_words if ending and worth else [],
         told.command,
-        holder.host if holder else "",
+        run.holder.host if run.holder else "",
         told.began_s or None,
         told.told_s or None,
         {doing: round(seconds, 2) for doing, seconds in told.start_s.items()},
         {phase: round(seconds, 2) for phase, seconds in told.phases_s.items()},
-        {
-            name: str(each.final)
-            for name, each in combined.items()
-            if each.final.exists() and each.manifest.exists()
-        },
+        combined,
     )
 
 
@@ -257,89 +251,103 @@ def status_screen(
     status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False
 ) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
-    # What went wrong comes first.
-    head = str(status.state)
-    lines = list(status.message)
-    running = status.state is State.RUNNING
-    for name, output in status.outputs.items():
-        parts = (
-            [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]
-        )
-        parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(
-            output.quarantined
-        )
-        parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
-        lines.append(f"{name}: {', '.join(parts)}")
-    lines += [f"{name}: combined, complete" for name in status.combined]
-    if running:
-        lines += [", ".join(now.rates)] * bool(now.rates)
-        lines += now.workers
-    else:
-        for name, times in ((name, each) for name, each in status.devices.items() if each.busy_s):
-            idle = f"idle {100 * times.idle_s / (times.busy_s + times.idle_s):.1f} % between chunks"
-            lines.append(
-                f"{name}: {figure(times.texts / times.busy_s)} texts/s while computing, {idle}"
-            )
-        if now.state.first_go_s is not None:
-            spent = [
-                f"{doing} {human_time(took_s)}"
-                for doing, took_s in status.start_s.items()
-                if took_s >= 1
-            ]
-            lines.append(
-                "; ".join(
-                    [f"before the first batch: {human_time(sum(status.start_s.values()))}", *spent]
-                )
-            )
-        took = {
-            name: each_s for name, each_s in status.phases_s.items() if 1 <= each_s < 1e9
-        }  # not NaN
-        spent = [f"{PHASES.get(name, name)} {human_time(each_s)}" for name, each_s in took.items()]
-        lines += [f"all workers together: {'; '.join(spent)}"] * bool(spent)
-    if status.attempts:
-        lines.append(
-            "attempts: "
-            + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items())
-        )
-    ending = now.state.ending.code if now.state.ending is not None else None
-    if status.began_at and status.told_at:
-        last = "last sign of life" if ending is None else "ended"
-        lasted = human_time(status.told_at - status.began_at)
-        lines.append(
-            f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later"
-        )
-    if running:
+    head, *last = _of_state(status, now, workdir, elsewhere)
+    return [head, *(f"  {line}" for line in (*_lines(status, now), *last))]
+
+
+def _of_state(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> Iterator[str]:
+    """Say the state in a first line, and what to do in the others."""
+    ending = now.state.ending
+    if status.state is State.RUNNING:
         where = f"pid {status.pid}"
         if elsewhere:
-            silent_s = max(0.0, time.time() - (status.told_at or 0.0))
-            where += f" on {status.host}, last sign of life {human_time(silent_s)} ago, more cannot be seen from here"
-        head += f" ({where}): {now.stage}"
-        lines += [now.health, f"to follow it: chunkvisor status --watch {workdir}"]
-    elif status.state is State.COMPLETE:
-        bad = sum(output.quarantined for output in status.outputs.values())
-        head += f", but {counted(bad, 'row')} {'has' if bad == 1 else 'have'} no vector" * bool(bad)
-        lines += _complete(status, workdir, bad)
-    else:
-        if status.state is State.STOPPED:
-            head += f": {_STOPPED.get(ending, f'the last run ended with code {ending}')}"
-            head += KEPT * (
-                ending is None and any(output.rows_done for output in status.outputs.values())
+            silent = human_time(max(0.0, time.time() - (status.told_at or 0.0)))
+            where += (
+                f" on {status.host}, last sign of life {silent} ago, more cannot be seen from here"
             )
-        first = "do what is said above, then " * (
-            ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
-        )
-        lines.append(f"to continue: {first}run the same command again")
-        lines += [f"the command: {status.command}"] * bool(status.command)
-    return [head, *(f"  {line}" for line in lines)]
-
-
-def _complete(status: Status, workdir: Path, bad: int) -> Iterator[str]:
-    """Say where the files are, and which rows have no vector."""
-    if not bad:
-        moved = [output.file for output in status.outputs.values() if output.file]
-        yield f"nothing to do; the {f'file is {moved[0]}' if moved else f'files are in {workdir}'}"
+        yield f"running ({where}): {now.stage}"
+        yield now.health
+        yield f"to follow it: chunkvisor status --watch {workdir}"
         return
+    if status.state is State.COMPLETE:
+        yield from _complete(status, workdir)
+        return
+    if status.state is State.HALTED:
+        yield "halted"
+    elif ending:
+        yield f"stopped: {_STOPPED.get(ending.code, f'the last run ended with code {ending.code}')}"
+    else:
+        kept = any(output.rows_done for output in status.outputs.values())
+        yield f"stopped: {_KILLED}{KEPT if kept else ''}"
+    repair = ending and ending.code in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
+    first = "do what is said above, then " if repair else ""
+    yield f"to continue: {first}run the same command again"
+    if status.command:
+        yield f"the command: {status.command}"
+
+
+def _lines(status: Status, now: Snapshot) -> Iterator[str]:
+    # What went wrong comes first.
+    yield from status.message
+    for name, output in status.outputs.items():
+        words = f"{name}: "
+        if output.rows:
+            words += f"{percent(output.rows_done / output.rows)}, "
+        words += output.far
+        if output.quarantined:
+            words += f", {counted(output.quarantined, 'row')} without a vector"
+        if output.truncated:
+            words += f", {counted(output.truncated, 'row')} cut"
+        yield words
+    for name in status.combined:
+        yield f"{name}: combined, complete"
+    if status.state is State.RUNNING:
+        if now.rates:
+            yield ", ".join(now.rates)
+        yield from now.workers
+    else:
+        yield from _times(status, now)
+    if status.attempts:
+        ended = (f"{count:,} {outcome}" for outcome, count in status.attempts.items())
+        yield f"attempts: {', '.join(ended)}"
+    if status.began_at and status.told_at:
+        last = "ended" if now.state.ending else "last sign of life"
+        lasted = human_time(status.told_at - status.began_at)
+        yield f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later"
+
+
+def _times(status: Status, now: Snapshot) -> Iterator[str]:
+    """Say how the time of a run was spent that is over."""
+    for name, times in status.devices.items():
+        if times.busy_s:
+            rate = figure(times.texts / times.busy_s)
+            idle = 100 * times.idle_s / (times.busy_s + times.idle_s)
+            yield f"{name}: {rate} texts/s while computing, idle {idle:.1f} % between chunks"
+    if now.state.first_go_s is not None:
+        start = human_time(sum(status.start_s.values()))
+        yield "; ".join([f"before the first batch: {start}", *_spent(status.start_s)])
+    if spent := _spent(status.phases_s):
+        yield f"all workers together: {'; '.join(spent)}"
+
+
+def _spent(times: Mapping[str, float]) -> list[str]:
+    return [
+        f"{PHASES.get(name, name)} {human_time(each_s)}"
+        for name, each_s in times.items()
+        if 1 <= each_s < 1e9  # not NaN
+    ]
+
+
+def _complete(status: Status, workdir: Path) -> Iterator[str]:
+    """Say where the files are, and which rows have no vector."""
     lacking = {name: output for name, output in status.outputs.items() if output.quarantined}
+    bad = sum(output.quarantined for output in lacking.values())
+    if not bad:
+        yield "complete"
+        moved = [f"file is {output.file}" for output in status.outputs.values() if output.file]
+        yield f"nothing to do; the {moved[0] if moved else f'files are in {workdir}'}"
+        return
+    yield f"complete, but {counted(bad, 'row')} {'has' if bad == 1 else 'have'} no vector"
     for name, output in lacking.items():
         for words in reasons_in_words(output.reasons, output.quarantined):
             yield f"{name}: {words}"
