@@ -43,6 +43,8 @@ ON_RAY = os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
 """Whether this is `make test-ray`."""
 
 _RUN_CHILD = child.run_child
+_ABOUT_A_WORKDIR = ("status", "verify", "clean", "retry", "report")
+"""Commands whose argument is the workdir; that of the others is the config."""
 
 local_engine_only = pytest.mark.skipif(
     ON_RAY,
@@ -69,10 +71,9 @@ class Workplace:
         self.workdir = folder / "work"
         self.source = folder / "rows.jsonl"
 
-    def write_source(self, texts: Sequence[str | None]) -> None:
-        """One JSON object a line, the text under `text`."""
-        lines = [json.dumps({"text": text}) + "\n" for text in texts]
-        self.source.write_text("".join(lines))
+    def write_source(self, texts: Sequence[str | None], name: str = "rows") -> None:
+        """Write the texts into NAME.jsonl: one JSON object a line, the text under `text`."""
+        write_lines(self.folder / f"{name}.jsonl", [{"text": text} for text in texts])
 
     def write_config(self, encoder: str, **changes: Any) -> None:
         """A config for one output `out` over the source, with a plug-in of tests/encoders; dotted keys override."""
@@ -83,9 +84,7 @@ class Workplace:
             "chunk": {"size": 10},
             "workers": {"start": "fresh", "standby": 0},
             "env": {
-                "PYTHONPATH": os.pathsep.join(
-                    [str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]
-                )
+                "PYTHONPATH": path_with(ENCODERS),
             },
             "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
         }
@@ -131,6 +130,38 @@ class Workplace:
         """`chunkvisor run` of the config."""
         return self.call("run", str(self.config_path), *arguments, env=env)
 
+    def begin(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `chunkvisor run` of the config in a process of its own."""
+        return self.start("run", str(self.config_path), *arguments, env=env)
+
+    def ends(self, code: int, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run the config; the run has to end with that code."""
+        return self.does("run", *arguments, code=code, env=env)
+
+    def does(
+        self, command: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None
+    ) -> Ended:
+        """Call a command about the config or the workdir; it has to end with that code."""
+        about = self.workdir if command in _ABOUT_A_WORKDIR else self.config_path
+        ended = self.call(command, str(about), *arguments, env=env)
+        assert ended.returncode == code, f"{ended.stdout}{ended.stderr}"
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended
+
+    def gives(self, texts: Sequence[str | None], *arguments: str, bad: Sequence[int] = ()) -> Ended:
+        """Run the config; the run has to finish with the vectors of these texts, but for rows that are bad."""
+        ended = self.ends(3 if bad else 0, *arguments)
+        self.has(texts, bad)
+        return ended
+
+    def stop(self, process: subprocess.Popen[str]) -> Ended:
+        """Stop a run at once, by a second signal; two at the same time would be taken for one."""
+        before = len(self.named("draining"))
+        process.terminate()
+        wait_for(lambda: len(self.named("draining")) > before)
+        process.terminate()
+        return finish(process)
+
     def here(self, *arguments: str) -> Ended:
         """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
 
@@ -167,19 +198,24 @@ class Workplace:
         """The folder of all state in the workdir."""
         return self.workdir / ".chunkvisor"
 
-    def vectors(self) -> np.ndarray:
-        """The final file."""
-        return np.load(self.workdir / "out.npy", allow_pickle=False)
+    def vectors(self, name: str = "out") -> np.ndarray:
+        """The final file of an output."""
+        return np.load(self.workdir / f"{name}.npy", allow_pickle=False)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self, name: str = "out") -> dict[str, Any]:
         """The manifest of the final file."""
-        return json.loads((self.workdir / "out.json").read_text())
+        return json.loads((self.workdir / f"{name}.json").read_text())
+
+    def has(self, texts: Sequence[str | None], bad: Sequence[int] = (), name: str = "out") -> None:
+        """Check that each row has its text's vector, but for bad ones: these are NaN, and listed in the manifest."""
+        right = expected(texts)
+        right[list(bad)] = np.nan
+        np.testing.assert_array_equal(self.vectors(name), right, strict=True)
+        assert [each["row"] for each in self.manifest(name)["quarantined"]] == list(bad)
 
     def status(self) -> dict[str, Any]:
         """`chunkvisor status --json`."""
-        ended = self.call("status", str(self.workdir), "--json")
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
+        return json.loads(self.does("status", "--json").stdout)
 
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
@@ -224,6 +260,46 @@ def model_folder(folder: Path) -> Path:
     (folder / "modules.json").write_text("[]")
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
+
+
+def write_lines(path: Path, rows: Sequence[object]) -> None:
+    """Write JSON, a line for each row."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_program(path: Path, text: str) -> None:
+    """Make a program that can be called."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def path_with(*folders: Path) -> str:
+    """A PYTHONPATH that begins with these folders."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def said_by(
+    *command: str | Path,
+    code: int = 0,
+    text: str = "",
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = 280,
+) -> str:
+    """What a program prints that is given this text and has to end with that code."""
+    ended = subprocess.run(
+        list(map(str, command)),
+        input=text,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def events_in(journal: Path) -> list[dict[str, Any]]:
@@ -295,8 +371,7 @@ def sweep(
         *targets,
     ]
     env = os.environ | {"KILL_AT_COMMAND": command, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
-    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
+    env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path_with(ROOT / "tests")}
     started = Forked(driver, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
     stdout, _ = started.communicate(timeout=280)
     assert started.returncode == 0

@@ -31,10 +31,10 @@ class ScriptedWorkplace(Workplace):
         made.write_config("scripted:make", **{"outputs.out.source": str(made.source), **changes})
         return made
 
-    def write_source(self, texts: Sequence[str | None]) -> None:
+    def write_source(self, texts: Sequence[str | None], name: str = "rows") -> None:
         """As of every workplace; a copy, which has its original's, gets one of its own."""
-        super().write_source(texts)
-        if self.config_path.exists():
+        super().write_source(texts, name)
+        if name == "rows" and self.config_path.exists():
             config = yaml.safe_load(self.config_path.read_text())
             config["outputs"]["out"]["source"] = str(self.source)
             self.config_path.write_text(yaml.safe_dump(config))

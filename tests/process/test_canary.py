@@ -14,7 +14,7 @@ from chunkvisor.store.attempt import Salvage, look, write_attempt
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_batch_log
-from harness import ENCODERS, expected
+from harness import ENCODERS, expected, path_with
 
 TEXTS = ["a long text", "short", "poison", "the last one"]
 
@@ -42,10 +42,7 @@ def attempt(
         canary_row=canary_row,
     )
     spec = write_attempt(files, draft, texts, canary)
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")]),
-    }
+    env = {**os.environ, "PYTHONPATH": path_with(ENCODERS)}
     subprocess.run(
         [sys.executable, "-P", "-m", "chunkvisor_worker", files.folder],
         env=env,

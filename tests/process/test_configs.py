@@ -1,13 +1,11 @@
 """The example configs, planned and run on small sources of the same shape."""
 
 import csv
-import json
-import os
 
 import numpy as np
 import pytest
 
-from harness import ENCODERS, ROOT, Workplace, expected
+from harness import ENCODERS, ROOT, Workplace, expected, path_with, write_lines
 
 TESTCASES = [
     ("log in", "open, type, enter", '["fix: login", "add a test"]'),
@@ -30,15 +28,14 @@ def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
         {"name": f"module.f{number}", "kind": "function", "doc": f"Does {number}."}
         for number in range(3)
     ]
-    (data / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(data / "docstrings.jsonl", rows)
     config = workplace.folder / "configs" / f"{name}.yaml"
     config.write_text((ROOT / "configs" / f"{name}.yaml").read_text())
-    path = os.pathsep.join(filter(None, [str(ENCODERS), os.environ.get("PYTHONPATH")]))
     changes = [
         f"model.encoder={encoder}",
         "device=cpu",
         "workdir=../work",
-        f"env.PYTHONPATH={path}",
+        f"env.PYTHONPATH={path_with(ENCODERS)}",
     ]
     return [str(config), *(part for change in changes for part in ("--set", change))]
 
@@ -73,12 +70,8 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row, by name."""
     given = prepare(workplace, "debug_cuda", "picky:make")
     workplace.write_source(["one", "two", "bad", "three"])
-    given += [
-        "--set",
-        f"outputs.suspects.source={workplace.source}",
-        "--set",
-        "outputs.suspects.sql=text",
-    ]
+    source = f"--set=outputs.suspects.source={workplace.source}"
+    given += [source, "--set=outputs.suspects.sql=text"]
     ended = workplace.call("run", *given)
     assert ended.returncode == 78, ended.stderr
     assert f"a row cannot be encoded: {workplace.source}:3" in ended.stderr

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness import Ended, Workplace, expected, finish, lives
+from harness import Ended, Workplace, finish, lives
 
 ENCODER = "misbehaving:make"
 TEXTS = [f"text {number}" for number in range(12)]
@@ -136,15 +135,12 @@ def test_lapse_costs_one_attempt_at_most(survived: Survived) -> None:
 def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
     """After all that the final file is right to the byte, the exit code is 0, and `status` has counted each attempt."""
     assert survived.ended.returncode == 0, survived.ended.stderr
-    assert survived.place.vectors().tobytes() == expected(survived.texts).tobytes()
+    survived.place.has(survived.texts)
     wanted = Counter(lapse.outcome for lapse in LAPSES if lapse.outcome)
     status = survived.place.status()
     assert status["state"] == "complete"
     # An attempt that failed with all its batches written has done its chunk all the same.
-    done = sum(
-        event["event"] == "batches_kept" and event["texts"] == 6
-        for event in survived.place.events()
-    )
+    done = sum(event["texts"] == 6 for event in survived.place.named("batches_kept"))
     assert status["attempts"] == {**wanted, "committed": len(LAPSES) + 1 - done}
     assert "Traceback" not in survived.ended.stderr
 
@@ -280,16 +276,13 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
     assert "Traceback" not in ended.stderr
     assert all(word in ended.stderr for word in case.words), ended.stderr
     status = place.status()
-    committed = {event["chunk"] for event in place.events() if event["event"] == "chunk_committed"}
+    committed = {event["chunk"] for event in place.named("chunk_committed")}
     # On a busy machine the last try of a chunk may come before the first try of those behind it, and end the run.
     behind = set() if case.code in (0, 3) else {2} & set(case.done) - committed
     assert committed | behind == set(case.done)
     assert Counter(status["attempts"]) + Counter(committed=len(behind)) == Counter(case.attempts)
     if case.code in (0, 3):
-        right = expected(TEXTS)
-        right[list(case.bad_rows)] = np.nan
-        np.testing.assert_array_equal(place.vectors(), right)
-        assert tuple(bad["row"] for bad in place.manifest()["quarantined"]) == case.bad_rows
+        place.has(TEXTS, case.bad_rows)
         assert status["state"] == "complete"
         assert status["outputs"]["out"]["quarantined"] == len(case.bad_rows)
     else:
@@ -315,9 +308,7 @@ def test_chunk_given_up_is_done_by_the_next_run(workplace: Workplace) -> None:
     )
     prepare(workplace, case)
     check_case(workplace, case, workplace.run())
-    ended = workplace.run("--set", "env.BEHAVE=1")
-    assert ended.returncode == 0, ended.stderr
-    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+    workplace.gives(TEXTS, "--set", "env.BEHAVE=1")
     assert workplace.status()["attempts"] == {"committed": 3, "crashed": 2}
 
 
@@ -342,11 +333,10 @@ def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
     fits = {f"out/{chunk}": 64 >> chunk for chunk in range(len(OUT_OF_MEMORY))}
     kwargs = {"plan": plan, "times": None, "fits": fits}
     workplace.write_config(ENCODER, model__kwargs=kwargs, encode__batch_size=128, chunk__size=128)
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     lowered = [event["rows"] for event in workplace.events() if event["event"] == "limits_lowered"]
     assert lowered == [64, 32, 16, 8, 4, 2]
-    assert workplace.vectors().tobytes() == expected(texts).tobytes()
+    workplace.has(texts)
     assert workplace.status()["attempts"] == {"gpu_oom": 6, "committed": 6}
 
 
@@ -407,7 +397,7 @@ def test_runs_that_have_to_wait(tmp_path: Path) -> None:
         folder.mkdir()
         place = Workplace(folder)
         prepare(place, case)
-        return case, place, finish(place.start("run", str(place.config_path)))
+        return case, place, finish(place.begin())
 
     # Most of the time they wait; but all of them at once are a load under which a good worker may seem to stand still.
     with ThreadPoolExecutor(4) as pool:

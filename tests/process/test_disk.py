@@ -10,7 +10,6 @@ import pytest
 
 from chunkvisor.store.chunkfiles import ChunkFiles
 from chunkvisor.store.ledger import Ledger
-from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"t{number}" for number in range(8)]
@@ -25,19 +24,16 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
     )
 
 
-def full_disk() -> OSError:
-    """As write(2) says it."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def failing(times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a method meet a full disk so many times."""
+def failing(
+    times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC
+) -> None:
+    """Have a method meet a full disk, or another error, so many times."""
     method, left = getattr(owner, name), [times]
 
     def fail(*arguments: Any, **options: Any) -> Any:
         left[0] -= 1
         if left[0] >= 0:
-            raise full_disk()
+            raise OSError(number, os.strerror(number))
         return method(*arguments, **options)
 
     monkeypatch.setattr(owner, name, fail)
@@ -46,33 +42,29 @@ def failing(times: int, owner: type, name: str, monkeypatch: pytest.MonkeyPatch)
 def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the dimension is known the run says that the rest does not fit, keeps what is done, and goes on later."""
     monkeypatch.setattr("chunkvisor.heart.store.free_bytes", lambda folder: 1000)
-    ended = place.run_here()
-    assert ended.returncode == 74, ended.stderr
+    ended = place.ends(74)
     assert "output out does not fit on the disk" in ended.stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     monkeypatch.undo()
-    assert place.run_here().returncode == 0
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.gives(TEXTS)
     assert len(place.calls()) == 2
 
 
 def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not computed again."""
-    assert place.run_here().returncode == 0
+    place.ends(0)
     shutil.rmtree(place.workdir)
     place.lay("t4", "damage!")
-    assert place.run_here("--set", "recovery.attempts=1").returncode == 75
+    place.ends(75, "--set", "recovery.attempts=1")
     place.lift("t4")
     with monkeypatch.context() as patch:
         failing(1000, Ledger, "commit", patch)
-        ended = place.run_here()
-    assert ended.returncode == 74, ended.stderr
+        ended = place.ends(74)
     assert "No space left on device" in ended.stderr
     assert f" are free in {place.workdir}" in ended.stderr
     assert "finished work is kept" in ended.stderr
     calls = len(place.calls())
-    assert place.run_here().returncode == 0
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.gives(TEXTS)
     assert place.calls()[calls:] == []  # its vectors were still in the folder of the attempt
 
 
@@ -85,29 +77,14 @@ def test_state_of_parts_waits_for_the_disk(
     place.lay("t6", "value_error!")
     place.lay("t7", "nan_beside!")
     failing(1, ChunkFiles, method, monkeypatch)
-    ended = place.run_here("--set", "recovery.attempts=1")
-    assert ended.returncode == 3, ended.stderr
-    right = expected(TEXTS)
-    vectors = place.vectors()
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 6]
-    others = [0, 2, 3, 4, 5, 7]
-    assert vectors[others].tobytes() == right[others].tobytes()
+    place.gives(TEXTS, "--set", "recovery.attempts=1", bad=[1, 6])
 
 
 def test_a_failing_disk_is_told_under_quiet(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in any case."""
-    commit, left = Ledger.commit, [1]
-
-    def fail(*arguments: Any) -> None:
-        if left and left.pop():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        commit(*arguments)
-
-    monkeypatch.setattr(Ledger, "commit", fail)
-    ended = place.run_here("--quiet")
-    assert ended.returncode == 0, ended.stderr
+    failing(1, Ledger, "commit", monkeypatch, errno.EIO)
+    ended = place.gives(TEXTS, "--quiet")
     assert "the disk reported an error" in ended.stderr
     assert "Input/output error" in ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()

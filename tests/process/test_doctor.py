@@ -8,7 +8,7 @@ import pytest
 
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import ProbeReading, ask_torch
-from harness import Workplace
+from harness import Workplace, write_program
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 STUCK = """import time
@@ -42,9 +42,7 @@ def job(workplace: Workplace) -> Workplace:
 
 def found(job: Workplace, expected: int, **env: str) -> dict[str, Any]:
     """Return the findings of `doctor --json`, by check."""
-    ended = job.call("doctor", str(job.config_path), "--json", env=env)
-    assert ended.returncode == expected, ended.stdout
-    told = json.loads(ended.stdout)
+    told = json.loads(job.does("doctor", "--json", env=env, code=expected).stdout)
     assert told["ok"] is (expected == 0)
     return {row["check"]: row for row in told["findings"]}
 
@@ -90,9 +88,7 @@ def test_a_gpu_in_trouble(job: Workplace) -> None:
         f"""case "$*" in *recovery*) echo "3, Node Reboot Required";; *) echo "{device}";; esac"""
     )
     path = job.folder / "bin" / "nvidia-smi"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
+    write_program(path, f"#!/bin/sh\n{body}\n")
 
     told = found(
         job, 69, PATH=f"{path.parent}{os.pathsep}{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="0"

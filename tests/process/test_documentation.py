@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import numpy as np
 import pytest
 
 from docpages import blocks, text_of
-from harness import ENCODERS, ROOT, Workplace, expected
+from forking import COMMAND_LINE
+from harness import ENCODERS, ROOT, expected, said_by, write_program
 
 TOUR = """
 import time
@@ -53,16 +53,11 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
     """The blocks of the tutorial work, one after the other, with an encoder of ours for the model."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    page, place, programs = (
-        ROOT / "docs" / "tutorial" / "getting-started.md",
-        Workplace(tmp_path),
-        tmp_path / "bin",
-    )
-    programs.mkdir()
-    command = f'#!/bin/sh\nexec {shlex.join(place.command())} "$@"\n'
+    page = ROOT / "docs" / "tutorial" / "getting-started.md"
+    programs = tmp_path / "bin"
+    command = f'#!/bin/sh\nexec {shlex.join(COMMAND_LINE)} "$@"\n'
     for name, text in {"chunkvisor": command, "timeout": TIMEOUT}.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o700)
+        write_program(programs / name, text)
     shutil.copy(ENCODERS / "good.py", tmp_path)
     (tmp_path / "tour.py").write_text(TOUR)
     model = "name: sentence-transformers/all-MiniLM-L6-v2\n"
@@ -71,30 +66,12 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
     script = script.replace(model, "name: tour\n  encoder: tour:make\n")
     script = re.sub("^timeout .*", r"\g<0> || [ $? = 137 ]", script, flags=re.MULTILINE)
 
-    env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        ["bash", "-e"],
-        input=script,
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^stopped: .*\n  sentences: .* of 5,000 rows", ended.stdout, re.MULTILINE)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
+    said = said_by("bash", "-e", text=script, cwd=tmp_path, env=env)
+    assert re.search(r"^stopped: .*\n  sentences: .* of 5,000 rows", said, re.MULTILINE)
     script = "\n".join(block.text for block in blocks(page, "python"))
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        input=script,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert ended.stdout.startswith("(5000, 8) float32\n")
+    said = said_by(sys.executable, "-", text=script, cwd=tmp_path)
+    assert said.startswith("(5000, 8) float32\n")
     texts = (tmp_path / "sentences.txt").read_text().splitlines()
     assert np.load(tmp_path / "vectors" / "sentences.npy").tobytes() == expected(texts).tobytes()
 

@@ -3,16 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from chunkvisor.commands.drill import differs, problem
-from chunkvisor.errors import ExitCode
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.drill import SABOTAGES
+from docpages import text_of
 from harness import ROOT, Workplace, finish
 
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)
@@ -46,7 +45,7 @@ def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
 def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> None:
     """A fault of every kind is recovered from; there is no scratch folder, and a real run's workdir is as it was."""
     prepare(workplace)
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
     check_drill(workplace, *ONE_OF_A_KIND)
     assert {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")} == before
@@ -65,8 +64,7 @@ def test_what_cannot_be_drilled(
     """With too few texts, or if the undisturbed run fails, a drill says so with 78, and provokes no fault."""
     workplace.write_source(texts)
     workplace.write_config(encoder)
-    ended = workplace.call("drill", str(workplace.config_path))
-    assert ended.returncode == ExitCode.CONFIG
+    ended = workplace.does("drill", code=78)
     assert words in ended.stderr
     assert "segfault" not in ended.stdout
 
@@ -98,11 +96,7 @@ def test_what_is_no_recovery(
 def test_all_know_the_same_faults() -> None:
     """Each fault but one has its sabotage in the worker; the page lists them, and marks those that are simulated."""
     assert {fault.name for fault in FAULTS} - {PARENT_KILLED} == set(SABOTAGES)
-    page = (
-        Path(ROOT / "docs" / "reference" / "checks.md")
-        .read_text("utf-8")
-        .partition("### The faults\n")[2]
-    )
+    page = text_of(ROOT / "docs" / "reference" / "checks.md").partition("### The faults\n")[2]
     listed = re.findall(r"^- `([\w-]+)`: .*?(\(simulated\))?$", page, re.MULTILINE)
     assert [(name, not mark) for name, mark in listed] == [
         (fault.name, not isinstance(SABOTAGES.get(fault.name), BaseException)) for fault in FAULTS

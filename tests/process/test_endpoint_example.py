@@ -38,54 +38,43 @@ class Server(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
-    """The address of a running server."""
+def asking(workplace: Workplace) -> Iterator[Workplace]:
+    """Give a job of twenty texts in two chunks, whose encoder asks a running server."""
+    shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
+    workplace.write_source([f"text {'x' * number}" for number in range(20)])
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/v1/embeddings"
+        kwargs = {"url": f"http://127.0.0.1:{running.server_port}/v1/embeddings"}
+        more = {"encode__batch_size": 5, "recovery__wait_timeout": 60}
+        workplace.write_config("endpoint_encoder:make", model__kwargs=kwargs, **more)
+        yield workplace
         running.shutdown()
 
 
-def test_a_server_that_is_busy_is_waited_for(workplace: Workplace, server: str) -> None:
+def completes(asking: Workplace) -> None:
+    """Run it to its end; each text has the server's vector for it."""
+    asking.ends(0)
+    assert asking.vectors()[:, 0].tolist() == [5 + number for number in range(20)]
+
+
+def test_a_server_that_is_busy_is_waited_for(asking: Workplace) -> None:
     """429 with Retry-After and 500 cost time only: every row has its vector, and the answers' order does not matter."""
-    shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
     Server.answers[:] = [200, 429, 500]
-    workplace.write_source([f"text {'x' * number}" for number in range(20)])
-    workplace.write_config(
-        "endpoint_encoder:make", model__kwargs={"url": server}, encode__batch_size=5
-    )
-
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert workplace.vectors()[:, 0].tolist() == [5 + number for number in range(20)]
-    waits = [event for event in workplace.events() if event["event"] == "waiting"]
+    completes(asking)
+    waits = asking.named("waiting")
     assert [event["outcome"] for event in waits] == ["hub", "hub"]
     assert waits[0]["delay_s"] >= 1
-    assert not workplace.manifest()["quarantined"]
+    assert not asking.manifest()["quarantined"]
     assert not Server.answers
 
 
-def test_a_server_that_stays_down_ends_the_run(workplace: Workplace, server: str) -> None:
+def test_a_server_that_stays_down_ends_the_run(asking: Workplace) -> None:
     """With 75, when recovery.wait_timeout is over; what is done is kept, and the next run does the rest."""
-    shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
     Server.answers[:] = [200] * 2 + [503] * 100
-    workplace.write_source([f"text {'x' * number}" for number in range(20)])
-    more = {
-        "model__kwargs": {"url": server},
-        "encode__batch_size": 5,
-        "recovery__wait_timeout": 0.2,
-    }
-    workplace.write_config("endpoint_encoder:make", **more)
-
-    ended = workplace.run()
-
-    assert ended.returncode == 75, ended.stderr
-    assert "HTTP Error 503" in ended.stderr
-    assert workplace.status()["outputs"]["out"]["chunks_done"] == 1
+    assert "HTTP Error 503" in asking.ends(75, "--set", "recovery.wait_timeout=0.2").stderr
+    assert asking.status()["outputs"]["out"]["chunks_done"] == 1
     Server.answers.clear()
-    assert workplace.run().returncode == 0
-    assert workplace.vectors()[:, 0].tolist() == [5 + number for number in range(20)]
+    completes(asking)
 
 
 OWN = """
@@ -148,10 +137,8 @@ def test_what_an_encoder_raises(
     workplace.write_source([f"text {number}" for number in range(20)])
     workplace.write_config("own:make", recovery__wait_timeout=0.2)
 
-    ended = workplace.run()
-
-    assert ended.returncode == code, ended.stderr
+    ended = workplace.ends(code)
     assert words in " ".join(ended.stderr.split())
-    assert sum(event["event"] == "quarantined" for event in workplace.events()) == (code == 3)
+    assert len(workplace.named("quarantined")) == (code == 3)
     if code == 78:
-        assert sum(event["event"] == "attempt_failed" for event in workplace.events()) == 3
+        assert len(workplace.named("attempt_failed")) == 3

@@ -17,18 +17,20 @@ def prepare(workplace: Workplace, salt: str = "", **keys: object) -> None:
 def written(workplace: Workplace) -> Path:
     """The file that audit writes for the model without salt."""
     prepare(workplace)
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     path = workplace.folder / "expected.jsonl"
-    ended = workplace.call(
-        "audit", str(workplace.config_path), "--rows", "12", "--write-expect", str(path)
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = workplace.does("audit", "--rows", "12", "--write-expect", str(path))
     assert "10 texts with the vectors that the model gives now" in ended.stdout
-    again = workplace.call(
-        "audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path)
-    )
-    assert (again.returncode, f"{path} already exists" in again.stderr) == (78, True)
+    again = workplace.does("audit", "--rows", "3", "--write-expect", str(path), code=78)
+    assert f"{path} already exists" in again.stderr
     return path
+
+
+def finding(workplace: Workplace, code: int) -> dict[str, str]:
+    """What the doctor, which ends with that code, finds of the expected vectors."""
+    doctor = workplace.does("doctor", "--json", code=code)
+    (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "expect"]
+    return dict(found)
 
 
 def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> None:
@@ -39,24 +41,15 @@ def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> No
     assert {line["text"] for line in lines} <= {f"text {number}" for number in range(20)}
 
     prepare(workplace, model__expect="expected.jsonl", workdir="again")
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
-    assert "the model gives the vectors of 10 texts in" in ended.stderr
-    doctor = workplace.call("doctor", str(workplace.config_path), "--json")
-    assert {each["check"]: each["state"] for each in json.loads(doctor.stdout)["findings"]}[
-        "expect"
-    ] == "ok"
+    assert "the model gives the vectors of 10 texts in" in workplace.ends(0).stderr
+    assert finding(workplace, 0)["state"] == "ok"
 
     prepare(workplace, "other", model__expect="expected.jsonl", workdir="other")
-    ended = workplace.run()
-    assert ended.returncode == 78
+    ended = workplace.ends(78)
     for words in ("10 of 10 vectors in", "expected.jsonl are others", "cosine", "'text ", "line "):
         assert words in ended.stderr
     assert not list((workplace.folder / "other").rglob("*.npy"))
-    doctor = workplace.call("doctor", str(workplace.config_path), "--json")
-    assert doctor.returncode == 78
-    (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "expect"]
-    assert "cosine" in found["meaning"]
+    assert "cosine" in finding(workplace, 78)["meaning"]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +67,8 @@ def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, 
     if content is not None:
         (workplace.folder / "expected.jsonl").write_text(content)
     prepare(workplace, model__expect="expected.jsonl")
-    command = "run" if content is None else "plan"
-    ended = workplace.call(command, str(workplace.config_path))
+    ended = workplace.does("run" if content is None else "plan", code=78)
     told = " ".join((ended.stdout + ended.stderr).split())
-    assert ended.returncode == 78, told
     assert "expected.jsonl" in told
     assert words in told
 
@@ -86,9 +77,6 @@ def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> N
     """The doctor loads the model twice; that it has other weights each time is a fault of the config."""
     prepare(workplace)
     workplace.write_config("random_weights:drawn")
-    ended = workplace.call("doctor", str(workplace.config_path))
-    assert ended.returncode == 78, ended.stdout
-    assert (
-        "two processes that load the model give the same text vectors that differ by"
-        in " ".join(ended.stdout.split())
-    )
+    ended = workplace.does("doctor", code=78)
+    told = "two processes that load the model give the same text vectors that differ by"
+    assert told in " ".join(ended.stdout.split())

@@ -1,13 +1,10 @@
 """What a run leaves alone: the supervisor's own process, and everybody else on the machine."""
 
 import json
-import subprocess
 import sys
 
-from harness import Workplace, expected
-
-HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
-"""None of these may come into the supervisor's process."""
+from harness import Workplace, expected, said_by
+from unit.test_hygiene import HEAVY
 
 PROBED = """
 import json, sys
@@ -27,10 +24,7 @@ def test_nothing_heavy_is_loaded(workplace: Workplace) -> None:
     texts = [f"text {number}" for number in range(100_000)]
     workplace.write_source(texts)
     workplace.write_config("good:make", chunk__size=50_000, encode__batch_size=5000)
-    command = [sys.executable, "-c", PROBED, "run", str(workplace.config_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
+    told = json.loads(said_by(sys.executable, "-c", PROBED, "run", workplace.config_path))
     assert "chunkvisor.heart.loop" in told["modules"]
     assert not set(HEAVY).intersection(told["modules"])
     assert told["peak_kib"] << 10 < 150e6

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness import Workplace, expected, finish, local_engine_only, wait_for
+from harness import Workplace, finish, local_engine_only, wait_for, write_program
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(160)]
@@ -54,18 +53,11 @@ class FakeSmi:
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
     """A fake nvidia-smi, the first on PATH; it lists one GPU of 8 GiB."""
     folder = tmp_path / "smi"
-    folder.mkdir()
-    (folder / "nvidia-smi").write_text(SMI)
-    (folder / "nvidia-smi").chmod(0o755)
+    write_program(folder / "nvidia-smi", SMI)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("FAKE_SMI", str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return FakeSmi(folder)
-
-
-def check_rows(place: Workplace, texts: list[str]) -> None:
-    """Every row has its vector."""
-    np.testing.assert_array_equal(place.vectors(), expected(texts))
 
 
 # --- one GPU between two workers
@@ -81,18 +73,16 @@ def place(smi: FakeSmi, tmp_path: Path) -> ScriptedWorkplace:
 
 def test_a_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """nvidia-smi is asked at the start and after a worker failed, not between chunks that went well."""
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
+    place.gives(FEW)
     assert len(smi.asked()) == 2
     assert not place.named("warned")
-    check_rows(place, FEW)
 
 
 def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """After a fault the GPU is full: the run waits, says who holds it, and goes on when it is free."""
     place.lay("t0", "wait_for_release")
     place.lay("t1", "crash")
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: place.calls())
     smi.say(memory=8100, apps="77, /usr/bin/intruder, 8000")
     (place.folder / "release").touch()
@@ -102,7 +92,7 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("waiting,") == 1
-    check_rows(place, FEW)
+    place.has(FEW)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +115,7 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
     place.lift("t0")
     place.lay("t4", "wait_for_release")
     place.lay("t5", "crash")
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 2)
     smi.say(**answers)
     (place.folder / "release").touch()
@@ -134,15 +124,14 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
     assert words in ended.stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     smi.say(**dict.fromkeys(answers))
-    assert place.run_here().returncode == 0
+    place.ends(0)
     assert place.calls()[-1] == FEW[4:]
 
 
 def test_a_broken_gpu_at_the_start(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """Nothing is started on a GPU that is known to be broken."""
     smi.say(memory_code=15)
-    ended = place.run_here()
-    assert ended.returncode == 69, ended.stderr
+    ended = place.ends(69)
     assert "fallen off the bus" in ended.stderr
     assert not place.calls()
 
@@ -151,12 +140,9 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace) -> N
     """nvidia-smi that fails once the run has begun is told once; CUDA works, and the run is completed."""
     place.lay("t4", "crash")
     smi.say(memory_code=18)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert (
-        ended.stderr.count("continues without its readings, since CUDA may work all the same") == 1
-    )
-    check_rows(place, FEW)
+    ended = place.gives(FEW)
+    told = "continues without its readings, since CUDA may work all the same"
+    assert ended.stderr.count(told) == 1
 
 
 # --- out of memory, in torch's words
@@ -183,25 +169,14 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
 
 
 @pytest.mark.parametrize(
-    ("said", "words", "tries"),
-    [
-        (message(7.9), "no other process held much of it", 1),
-        (
-            "RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.",
-            "no other process held much of it",
-            2,
-        ),
-    ],
+    ("said", "tries"),
+    [(message(7.9), 1), ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", 2)],
     ids=["figures", "none"],
 )
-def test_a_model_larger_than_the_gpu_ends_the_run(
-    gpus: Workplace, said: str, words: str, tries: int
-) -> None:
+def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tries: int) -> None:
     """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for others."""
     gpus.write_config("memory:make", device="cuda", model__kwargs={"at": "load", "message": said})
-    ended = gpus.run()
-    assert ended.returncode == 69, ended.stderr
-    assert words in ended.stderr
+    assert "no other process held much of it" in gpus.ends(69).stderr
     assert gpus.status()["attempts"] == {"gpu_busy": tries}
 
 
@@ -211,13 +186,13 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
     kwargs = {"at": "encode", "message": message(1.0, 6.9), "notes": str(gpus.folder)}
     gpus.write_config("memory:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
     (gpus.folder / "full").touch()
-    process = gpus.start("run", str(gpus.config_path))
+    process = gpus.begin()
     wait_for(lambda: gpus.named("waiting"))
     (gpus.folder / "full").unlink()
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
     assert not gpus.named("chunk_split", "quarantined", "limits_lowered")
-    check_rows(gpus, FEW)
+    gpus.has(FEW)
 
 
 def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
@@ -230,8 +205,7 @@ def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
     }
     workers = {"standby": 1, "start": "fresh"}
     workplace.write_config("memory:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     assert workplace.status()["attempts"] == {"gpu_oom": 3, "committed": 4}
 
 
@@ -245,8 +219,7 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
         "misbehaving:make", device="cuda", chunk__size=1000, model__kwargs=kwargs, recovery=recovery
     )
     smi.say(memory_code=255)
-    ended = gpus.run()
-    assert ended.returncode == 69, ended.stderr
+    ended = gpus.ends(69)
     assert "If `nvidia-smi` fails, reload the NVIDIA driver or reboot." in ended.stderr
     assert "max_bad_rows" not in ended.stderr
     status = gpus.status()
@@ -255,8 +228,7 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
     assert output["quarantined"] == 0
     assert sum(status["attempts"].values()) <= 40
     smi.say(memory_code=0)
-    assert gpus.run("--set", "env.BEHAVE='1'").returncode == 0
-    check_rows(gpus, texts)
+    gpus.gives(texts, "--set", "env.BEHAVE='1'")
 
 
 # --- several GPUs
@@ -269,11 +241,8 @@ def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(
     smi.say(gpus="0 1 2 3 4 5 6 7")
     kwargs = {"faulty": "GPU-00000003-aaaa", "wait_s": 0.2}
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
-    ended = gpus.run()
-    assert ended.returncode == 0, ended.stderr
-    assert "is left out, 7 devices left" in ended.stderr
+    assert "is left out, 7 devices left" in gpus.gives(TEXTS).stderr
     assert {event["device"] for event in gpus.named("attempt_started")} == set(range(8))
-    check_rows(gpus, TEXTS)
 
 
 def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
@@ -285,8 +254,7 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
         "wait_s": 0.3,
     }
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
-    ended = gpus.run()
-    assert ended.returncode == 0, ended.stderr
+    gpus.gives(TEXTS)
     (dropped,) = gpus.named("device_dropped")
     assert "GPU-00000001" in dropped["device"]
     assert re.search(
@@ -298,7 +266,6 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
     # It takes one failure and two canaries; a first may begin with its shortest text, before another is known.
     assert set(attempts) <= {"device_fault", "interrupted"}
     assert 3 <= sum(attempts.values()) <= 6
-    check_rows(gpus, TEXTS)
 
 
 def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
@@ -311,11 +278,9 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> N
         "wait_s": 0.2,
     }
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs, recovery__wait_timeout=0.5)
-    ended = gpus.run()
-    assert ended.returncode == 0, ended.stderr
+    gpus.gives(TEXTS)
     attempts = gpus.status()["attempts"]
     assert sum(attempts.values()) - attempts["committed"] <= 3
-    check_rows(gpus, TEXTS)
 
 
 @pytest.mark.parametrize(("encoder", "device"), [("make", "cpu"), ("make_on_gpu", "cuda")])
@@ -329,11 +294,9 @@ def test_the_next_computes_while_vectors_are_written(
     gpus.write_config(
         f"slow_writer:{encoder}", **changes, model__kwargs={"notes": str(gpus.folder)}
     )
-    ended = gpus.run()
-    assert ended.returncode == 0, ended.stderr
+    gpus.gives(texts)
     assert (gpus.folder / "released").exists() == (device == "cuda")
     order = [(event["event"], event["chunk"]) for event in gpus.named("go", "worker_ended")]
     assert all(
         order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2)
     )
-    check_rows(gpus, texts)

@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness import ON_RAY, expected, kill, local_engine_only, wait_for
+from harness import ON_RAY, finish, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(320)]
@@ -24,7 +23,7 @@ Begun = tuple[ScriptedWorkplace, subprocess.Popen[str]]
 def begun(folder: Path, **changes: Any) -> Begun:
     """A run that is in its fifth call, and waits in it."""
     place = made(folder, **changes)
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 5)
     return place, process
 
@@ -45,17 +44,9 @@ def release(place: ScriptedWorkplace) -> None:
 def check_resume(place: ScriptedWorkplace, *, lost: set[str]) -> None:
     """The next run ends well, with no text encoded twice but for these."""
     release(place)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS)
     counts = Counter(text for call in place.calls() for text in call)
     assert {text for text, count in counts.items() if count > 1} <= lost
-
-
-def end_of(process: subprocess.Popen[str]) -> str:
-    """What it said on standard error; it ends by itself."""
-    _, stderr = process.communicate(timeout=120)
-    return stderr
 
 
 def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path) -> None:
@@ -64,14 +55,14 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     process.terminate()
     wait_for(lambda: place.named("worker_leaving"))
     release(place)
-    said = end_of(process)
+    ended = finish(process)
 
-    assert process.returncode == 143, said
-    assert "Traceback" not in said
+    assert ended.returncode == 143, ended.stderr
+    assert "Traceback" not in ended.stderr
     done = len(place.calls())
     # To a worker on a node of a cluster the word takes a while.
     assert done >= 5 if ON_RAY else done == 5
-    assert f"kept {32 * done} texts that the attempt had finished" in said
+    assert f"kept {32 * done} texts that the attempt had finished" in ended.stderr
     assert not place.named("attempt_failed")
     assert place.status()["state"] == "stopped"
     check_resume(place, lost=set())
@@ -82,9 +73,9 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     """The run has ended by then; it loses the batch under way, and no other."""
     place, process = begun(tmp_path / "place", recovery__grace=1)
     process.terminate()
-    said = end_of(process)  # nobody lets the call go on
+    ended = finish(process)  # nobody lets the call go on
 
-    assert process.returncode == 143, said
+    assert ended.returncode == 143, ended.stderr
     assert [event["texts"] for event in place.named("batches_kept")] == [128]
     assert not place.named("attempt_failed")
     check_resume(place, lost=set(TEXTS[128:160]))

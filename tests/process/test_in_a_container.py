@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from forking import COMMAND_LINE
-from harness import ROOT, Workplace, expected, finish, kill, local_engine_only, wait_for
+from harness import ROOT, Workplace, finish, kill, local_engine_only, wait_for
 
 EXAMPLES = ROOT / "examples" / "containers"
 (ENTRYPOINT,) = [
@@ -88,16 +88,14 @@ def test_a_container_is_continued(
     wait_for((workplace.folder / "waiting").exists)
 
     def committed() -> list[int]:
-        return [
-            event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"
-        ]
+        return [event["chunk"] for event in workplace.named("chunk_committed")]
 
     wait_for(lambda: committed() == [0])
     (process,) = psutil.Process(container.pid).children()
     inside = [process, *process.children(recursive=True)]
     process.send_signal(number)
     if number is signal.SIGTERM:
-        wait_for(lambda: any(event["event"] == "draining" for event in workplace.events()))
+        wait_for(lambda: workplace.named("draining"))
         (workplace.folder / "release").touch()
     ended = finish(container, POD["terminationGracePeriodSeconds"])
     assert (ended.returncode == 143) is (number is signal.SIGTERM), ended.stderr
@@ -107,4 +105,4 @@ def test_a_container_is_continued(
     ended = finish(start(), POD["terminationGracePeriodSeconds"])
     assert ended.returncode == 0, ended.stderr
     assert committed() == [0, 1, 2]
-    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+    workplace.has(TEXTS)

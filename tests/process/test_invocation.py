@@ -40,8 +40,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "t1", "t2", "t3"], chunk__size=2)
     place.lay("t2", "crash")
     place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PGPASS="hush")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
+    ended = place.ends(0)
     files = InvocationFiles(Layout(place.workdir).latest)
     assert files.folder.resolve().name.startswith("001_")
     log = files.log.read_text()

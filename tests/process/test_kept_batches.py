@@ -3,10 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from harness import expected, local_engine_only, wait_for
+from harness import local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 MANY = [f"text {number}" for number in range(1000)]
@@ -19,21 +18,26 @@ def workplace(folder: Path, texts: list[str], **changes: object) -> ScriptedWork
     )
 
 
+def counts(place: ScriptedWorkplace) -> Counter[str]:
+    """How often each text was encoded."""
+    return Counter(text for call in place.calls() for text in call)
+
+
+def twice(place: ScriptedWorkplace) -> set[str]:
+    """The texts that were encoded more than once."""
+    return {text for text, count in counts(place).items() if count > 1}
+
+
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
     """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (how-it-works.md says so)."""
     place = workplace(tmp_path / "place", MANY)
     place.lay("text 777", "crash!")
 
-    ended = place.run_here()
-
-    assert ended.returncode == 3, ended.stderr
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [777]
+    place.gives(MANY, bad=[777])
     assert len(place.named("attempt_started")) <= 8
-    encoded = Counter(text for call in place.calls() for text in call)
+    encoded = counts(place)
     del encoded["text 777"]
     assert sum(encoded.values()) <= 1.1 * 999
-    good = [row for row in range(1000) if row != 777]
-    np.testing.assert_array_equal(place.vectors()[good], expected(MANY)[good])
 
 
 @pytest.mark.parametrize("fault", ["crash", "oom", "device_assert"])
@@ -43,16 +47,8 @@ def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) 
     place = workplace(tmp_path / "place", texts)
     place.lay("text 150", fault)
 
-    ended = place.run_here()
-
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(texts))
-    twice = {
-        text
-        for text, count in Counter(text for call in place.calls() for text in call).items()
-        if count > 1
-    }
-    assert twice <= {*texts[128:160], "text 0"}  # a canary
+    place.gives(texts)
+    assert twice(place) <= {*texts[128:160], "text 0"}  # a canary
     assert [event["texts"] for event in place.named("batches_kept")] == [128]
 
 
@@ -67,15 +63,8 @@ def test_a_run_that_ends_at_once_keeps_its_batches(tmp_path: Path, ended_by: str
         assert place.run().returncode != 0
     else:
         place.lay("text 150", "wait")
-        process = place.start("run", str(place.config_path))
+        process = place.begin()
         wait_for(lambda: len(place.calls()) == 5)
-        process.terminate()
-        wait_for(lambda: place.named("draining"))
-        process.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 143
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(texts))
-    counts = Counter(text for call in place.calls() for text in call)
-    assert {text for text, count in counts.items() if count > 1} <= set(texts[128:160])
+        assert place.stop(process).returncode == 143
+    place.gives(texts)
+    assert twice(place) <= set(texts[128:160])

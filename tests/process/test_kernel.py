@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENCODERS
+from harness import ENCODERS, path_with
 from late import Late, needs
 
 nbclient, nbformat = Late("nbclient"), Late("nbformat")
@@ -36,15 +36,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Any]]:
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )
-    path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    client.execute(
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "HF_ENDPOINT": "http://127.0.0.1:9",
-            "IPYTHONDIR": str(folder),
-        }
-    )
+    env = {"PYTHONPATH": path_with(ENCODERS), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    client.execute(env={**os.environ, **env, "IPYTHONDIR": str(folder)})
     assert not notebook.cells[0].outputs
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 

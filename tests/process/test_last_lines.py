@@ -1,15 +1,13 @@
 """What the last lines of a run say is so: its log, its rows, what is kept, and the command that is typed again."""
 
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from chunkvisor.cli.run import command_line
-from harness import Ended, finish, kill, local_engine_only, wait_for
+from harness import kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 pytestmark = local_engine_only
@@ -28,8 +26,7 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, empty: bool) -> None:
     """What is killed leaves a log of no bytes, a segmentation fault the stack; the line tells one from the other."""
     place.lay("t5", fault)
-    ended = place.run_here("--set", "recovery.on_bad_row=fail")
-    assert ended.returncode == 78, ended.stderr
+    ended = place.ends(78, "--set", "recovery.on_bad_row=fail")
     (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
     path, _, note = log.removeprefix("  log: ").partition(" (")
     assert (Path(path).stat().st_size == 0, note) == (
@@ -42,14 +39,13 @@ def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
     """It comes with its folder, also after a 78 found on the way; whoever was refused before has just typed it."""
     place.lay("t5", "value_error!")
     command = f"the command, to run it again: cd {Path.cwd()} && chunkvisor run {place.config_path}"
-    failed = place.run_here("--set", "recovery.on_bad_row=fail")
+    failed = place.ends(78, "--set", "recovery.on_bad_row=fail")
     assert command in failed.stderr
     assert f"how far it is: chunkvisor status {place.workdir}\n" in failed.stderr
-    assert command in place.run_here().stderr
-    refused = place.run_here(
-        "--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}"
+    assert command in place.ends(3).stderr
+    refused = place.ends(
+        78, "--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}"
     )
-    assert refused.returncode == 78
     assert "to run it again" not in refused.stderr
     assert "how the run went" not in refused.stderr
 
@@ -58,13 +54,12 @@ def test_status_has_the_command(place: ScriptedWorkplace) -> None:
     """Whoever finds a stopped run need not know how it was begun; secrets are left out, and so is a fresh start."""
     place.lay("t5", "value_error!")
     secrets = ("--set", "env.TOKEN=hf_secret", "--set=env.A=hf_secret")
-    ended = place.run_here(*secrets, "--set", "recovery.on_bad_row=fail", "--from-scratch", "--yes")
-    assert ended.returncode == 78
+    place.ends(78, *secrets, "--set", "recovery.on_bad_row=fail", "--from-scratch", "--yes")
     given = shlex.join(
         ["--set", "env.TOKEN=…", "--set=env.A=…", "--set", "recovery.on_bad_row=fail"]
     )
     command = f"cd {Path.cwd()} && chunkvisor run {place.config_path} {given}"
-    assert f"  the command: {command}\n" in place.call("status", str(place.workdir)).stdout
+    assert f"  the command: {command}\n" in place.does("status").stdout
     assert place.status()["command"] == command
     assert "hf_secret" not in (place.hidden / "events.jsonl").read_text()
 
@@ -85,59 +80,40 @@ def test_the_command_is_found_from_any_shell(
     assert command_line("status", "a b") == f"{program} status 'a b'"
 
 
-def stop(run: subprocess.Popen[str], place: ScriptedWorkplace) -> Ended:
-    """Two signals, of which the second stops it at once."""
-    before = len(place.events())
-    run.send_signal(signal.SIGTERM)
-    wait_for(lambda: "draining" in {each["event"] for each in place.events()[before:]})
-    run.send_signal(signal.SIGTERM)
-    return finish(run)
-
-
 def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) -> None:
     """A run that ends, or is killed, before its first vector does not speak of finished work; afterwards it does."""
     place.lay("t0", "wait_for_release")
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for(place.calls)
     kill(run)
-    assert KEPT not in place.call("status", str(place.workdir)).stdout
+    assert KEPT not in place.does("status").stdout
     place.lay("t0", "wait")
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for(lambda: len(place.calls()) == 2)
-    ended = stop(run, place)
+    ended = place.stop(run)
     assert ended.returncode == 143, ended.stderr
     assert "Run the same command again to continue.\n" in ended.stderr
     place.lay("t4", "wait")
-    run = place.start("run", str(place.config_path))
-    wait_for(
-        lambda: (
-            len(place.calls()) == 4
-            and "chunk_committed" in {each["event"] for each in place.events()}
-        )
-    )
+    run = place.begin()
+    wait_for(lambda: len(place.calls()) == 4 and place.named("chunk_committed"))
     kill(run)
-    status = place.call("status", str(place.workdir)).stdout
-    assert (
-        f"stopped: its process was killed, the machine went down, or the disk was full; {KEPT}\n"
-        in status
-    )
+    killed = f"its process was killed, the machine went down, or the disk was full; {KEPT}\n"
+    assert f"stopped: {killed}" in place.does("status").stdout
 
 
 def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) -> None:
     """Row, file and line in its last words and in the status, which counts them as every view does."""
     place.lay("t1", "nan!")
     place.lay("t8", "wait")
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for(lambda: place.calls() and "t8" in place.calls()[-1])
-    ended = stop(run, place)
+    ended = place.stop(run)
     place_of_row = f"out row 1 ({place.source}:2)"
     assert f"without a vector so far: {place_of_row}" in ended.stderr
     stopped = place.status()["outputs"]["out"]
     assert stopped["quarantined"] == 1
-    screen = place.call("status", str(place.workdir)).stdout
-    assert (
-        f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks, 1 row without a vector\n"
-        in screen
-    )
+    screen = place.does("status").stdout
+    done = f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks"
+    assert f"{done}, 1 row without a vector\n" in screen
     assert place_of_row in screen
     assert f"{place.source}:2" in (place.workdir / "report.html").read_text()

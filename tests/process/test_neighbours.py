@@ -59,7 +59,7 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
     place.lay("t1", "value_error!")
     before = os.umask(umask)
     try:
-        assert place.run_here().returncode == 3
+        place.ends(3)
     finally:
         os.umask(before)
     found = modes(place.workdir)
@@ -71,14 +71,10 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
 def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     before = modes(place.workdir)
-    for arguments in (
-        ["run", str(place.config_path)],
-        ["clean", str(place.workdir)],
-        ["retry", str(place.workdir)],
-    ):
-        ended = as_other(place, *arguments)
+    for command in ("run", "clean", "retry"):
+        ended = as_other(place, command, str(place.config_path))
         assert ended.returncode == 78, ended
         assert "belongs to root" in ended.stderr
         assert "Traceback" not in ended.stderr

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENCODERS, ROOT, STAND_IN, model_folder
+from harness import ENCODERS, ROOT, STAND_IN, model_folder, path_with
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 PROMISED = {
@@ -29,10 +28,7 @@ PROMISED = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a model, from which workers find the encoders of the tests."""
     model_folder(tmp_path / "model")
-    path = os.pathsep.join(
-        [str(STAND_IN), str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("PYTHONPATH", path_with(STAND_IN, ENCODERS))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     logging.getLogger("chunkvisor").setLevel(logging.NOTSET)

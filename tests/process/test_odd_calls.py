@@ -3,11 +3,11 @@
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forking import COMMAND_LINE
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t2"]
@@ -19,10 +19,11 @@ ESCAPE = "\x1b[31mred\x07\x9b2J"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
     """A complete workdir."""
     place = ScriptedWorkplace.make(tmp_path_factory.mktemp("finished") / "place", TEXTS)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
+ENCODE = ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o"]
 SHELL = {
     "stdin closed, no answer given": ("run {config} --from-scratch <&-", 0),
     "stderr closed, an error": ("run nowhere.yaml 2>&-", 78),
@@ -32,7 +33,7 @@ SHELL = {
     "stderr full": ("run {config} 2>/dev/full", 0),
     "nobody reads": ("status {work} | true; exit ${{PIPESTATUS[0]}}", 0),
     "no umlauts": ("status {umlaut}", 78),
-    "folder deleted": ("encode {source} --model m --encoder a:b --column text -o o.npy", 78),
+    "folder deleted": (" ".join([*ENCODE, "o.npy"]), 78),
 }
 
 
@@ -49,13 +50,10 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
         "source": finished.source,
         "umlaut": "ümläut",
     }
-    command = shlex.join([sys.executable, "-c", "from chunkvisor.cli import main; main()"])
-    script = f"cd {here}; {'rmdir ../here;' if 'deleted' in which else ''} {command} {line.format(**names)}"
-    plain = (
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-        if which == "no umlauts"
-        else {}
-    )
+    command = f"{shlex.join(COMMAND_LINE)} {line.format(**names)}"
+    script = f"cd {here}; {'rmdir ../here;' if 'deleted' in which else ''} {command}"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    plain = plain if which == "no umlauts" else {}
     ended = subprocess.run(
         ["bash", "-c", script],
         capture_output=True,
@@ -74,20 +72,9 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
         ["run", LONG],
         ["init", LONG],
         ["encode", f"{LONG}.csv", "--model", "m", "--column", "text", "-o", "o.npy"],
-        [
-            "encode",
-            "{source}",
-            "--model",
-            "m",
-            "--encoder",
-            "a:b",
-            "--column",
-            "text",
-            "-o",
-            f"{LONG}.npy",
-        ],
+        [*ENCODE, f"{LONG}.npy"],
+        [*ENCODE, ""],
         ["report", "{work}", "-o", LONG],
-        ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", ""],
         ["run", "{config}", "--max-rows", "1" + "0" * 23],
         ["run", "{config}", "--set", f"workdir={LONG}"],
         ["run", "{config}", "--set", f"outputs.out.source={LONG}.csv"],
@@ -107,11 +94,10 @@ def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
     """A run there is refused by name, since the source could not be read into it; nothing else minds."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     place = ScriptedWorkplace.make(folder, TEXTS, **{"outputs.out.source": "rows.jsonl"})
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    ended = place.ends(78)
     assert "is not text in the encoding of this locale" in ended.stderr
-    for arguments in (["status"], ["status", "--json"], ["verify"], ["report"], ["clean"]):
-        ended = place.here(arguments[0], str(place.workdir), *arguments[1:])
+    for command in ("status", "status --json", "verify", "report", "clean"):
+        ended = place.here(*command.split(), str(place.workdir))
         assert ended.returncode in (0, 78), ended
         assert "Traceback" not in ended.stderr
 
@@ -126,21 +112,17 @@ def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
     folder = tmp_path / f"place{ESCAPE}"
     place = ScriptedWorkplace.make(folder, [f"bad{ESCAPE}", "t1"], recovery__attempts=1)
     place.lay(f"bad{ESCAPE}", "value_error!")
+    config = str(place.config_path)
     calls = [
-        ["run", str(place.config_path)],
-        ["status", str(place.workdir)],
-        ["report", str(place.workdir)],
-        ["verify", str(place.workdir)],
-        ["retry", str(place.workdir)],
-        ["plan", str(place.config_path)],
-        ["run", str(place.config_path), "--set", f"outputs.out.column={ESCAPE}"],
-        ["run", str(place.config_path), "--set", f"{ESCAPE}=1"],
+        *([command, config] for command in ["run", "status", "report", "verify", "retry", "plan"]),
+        ["run", config, "--set", f"outputs.out.column={ESCAPE}"],
+        ["run", config, "--set", f"{ESCAPE}=1"],
         ["run", ESCAPE],
         ["status", ESCAPE],
         ["init", str(folder)],
         [ESCAPE],
         ["run", f"--{ESCAPE}"],
-        ["drill", str(place.config_path), "--fault", ESCAPE],
+        ["drill", config, "--fault", ESCAPE],
     ]
     for arguments in calls:
         ended = place.here(*arguments)

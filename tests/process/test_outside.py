@@ -54,9 +54,7 @@ def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
         "misbehaving:make", model__kwargs=kwargs, metrics__textfile="chunkvisor.prom"
     )
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     found = figures(workplace.folder / "chunkvisor.prom")
     assert found["chunkvisor_rows", "out"] == found["chunkvisor_rows_done", "out"] == 80
     assert found["chunkvisor_chunks", "out"] == found["chunkvisor_chunks_done", "out"] == 4
@@ -144,8 +142,7 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
     workplace.write_config(
         "misbehaving:make", model__kwargs=kwargs, chunk__size=4, notify=[receiver.url]
     )
-    ended = workplace.run()
-    assert ended.returncode == (3 if plan else 0), ended.stderr
+    ended = workplace.ends(3 if plan else 0)
     titles = [notice["title"].split(": ")[1] for notice in receiver.got]
     assert titles == (["a row is quarantined", "ended with exit code 3"] if plan else ["complete"])
     assert ("do:  " if plan else "out: 8 rows") in receiver.got[-1]["message"]
@@ -155,7 +152,7 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
     record = workplace.hidden / "runs" / "latest" / "notices.jsonl"
     assert record.read_text().count('"not delivered to all"') == len(titles)
     if not plan:
-        assert workplace.run().returncode == 0
+        workplace.ends(0)
         assert len(receiver.got) == 1, "there was nothing to do"
 
 

@@ -2,21 +2,17 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from harness import ROOT
+from harness import ROOT, said_by
 
 
-def script(name: str, *arguments: object) -> str:
+def script(name: str, *arguments: str | Path) -> str:
     """Run one of the quickstart's scripts as make does, and return what it prints."""
-    command = [sys.executable, str(ROOT / "quickstart" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return said_by(sys.executable, ROOT / "quickstart" / name, *arguments)
 
 
 def test_harvest_and_neighbours(tmp_path: Path) -> None:

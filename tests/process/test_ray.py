@@ -9,7 +9,7 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
-from harness import MARK, SOAK_SEED, Workplace, bearing, expected, finish, kill, wait_for
+from harness import MARK, SOAK_SEED, Workplace, bearing, finish, kill, wait_for, write_program
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)"
@@ -63,9 +63,7 @@ def test_no_cluster(place: Workplace) -> None:
     place.write_config(
         "good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1}
     )
-    ended = place.run()
-    assert ended.returncode == 75, ended.stderr
-    assert "ray start --head" in ended.stderr
+    assert "ray start --head" in place.ends(75).stderr
 
 
 @pytest.mark.timeout(
@@ -79,10 +77,10 @@ def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -
         place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, encode={"batch_size": 4}
     )
 
-    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
+    ended = finish(place.begin(), timeout_s=600)
 
     assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.has(TEXTS)
     failed = {event["chunk"]: event for event in place.named("attempt_failed")}
     outcomes = {chunk: event["outcome"] for chunk, event in failed.items()}
     assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "bad_output", 3: "crashed"}
@@ -96,7 +94,7 @@ def test_a_node_dies_and_another_joins(
 ) -> None:
     """What was under way on it is lost, which costs no try; a node that joins meanwhile does it."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for((place.folder / "waiting").exists)
     wait_for(lambda: len(place.named("chunk_committed")) == 5)  # all the others
     device = next(
@@ -113,7 +111,7 @@ def test_a_node_dies_and_another_joins(
     ended = finish(run)
 
     assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.has(TEXTS)
     assert [event["outcome"] for event in place.named("attempt_failed")] == ["lost"]
     assert place.named("node_joined")[device]["node"] in ended.stderr
 
@@ -122,7 +120,7 @@ def test_a_node_dies_and_another_joins(
 def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: LocalCluster) -> None:
     """Bridge, agents and workers end, and the same command goes on."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1})
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for((place.folder / "waiting").exists)
     wait_for(lambda: len(place.named("chunk_committed")) == 5)
     assert len(agents()) == 2
@@ -131,9 +129,7 @@ def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: Local
 
     wait_for(lambda: not bridges() and not agents())
     (place.folder / "release").touch()
-    ended = place.run()
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.gives(TEXTS)
     assert len(place.named("chunk_committed")) == 6
 
 
@@ -141,7 +137,7 @@ def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: Local
 def test_a_killed_bridge_ends_the_run(place: Workplace, cluster: LocalCluster) -> None:
     """With 75: the same command completes it."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
-    run = place.start("run", str(place.config_path))
+    run = place.begin()
     wait_for((place.folder / "waiting").exists)
 
     (bridge,) = bridges()
@@ -149,8 +145,7 @@ def test_a_killed_bridge_ends_the_run(place: Workplace, cluster: LocalCluster) -
     assert finish(run).returncode == 75
 
     (place.folder / "release").touch()
-    assert place.run().returncode == 0
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.gives(TEXTS)
 
 
 @pytest.mark.soak(only=True)
@@ -172,7 +167,7 @@ def test_a_broken_node_is_left_out(
     (dropped,) = place.named("device_dropped")
     cluster.kill(dropped["device"])
     assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(texts).tobytes()
+    place.has(texts)
     assert not place.named("chunk_split", "quarantined", "chunk_set_aside")
     assert len(place.named("attempt_failed")) >= 3
     assert dropped["device"] in ended.stderr
@@ -197,8 +192,7 @@ def test_gpus_of_a_node(
 ) -> None:
     """The GPUs of a node are found and asked for there; one that is faulty is left out, and the other goes on."""
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "nvidia-smi").write_text(SMI)
-    (folder / "nvidia-smi").chmod(0o755)
+    write_program(folder / "nvidia-smi", SMI)
     with monkeypatch.context() as patch:
         patch.delenv(MARK)
         patch.setenv("PATH", str(folder), prepend=":")
@@ -213,10 +207,7 @@ def test_gpus_of_a_node(
         workers={"start": "auto", "standby": 1},
     )
 
-    ended = place.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    place.gives(TEXTS)
     (joined,) = place.named("node_joined")
     assert joined["device"].count("NVIDIA Fake") == 2
     (dropped,) = place.named("device_dropped")

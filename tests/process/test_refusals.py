@@ -31,6 +31,5 @@ def test_refused_by_all(tmp_path: Path, command: str, which: str) -> None:
     """A config that cannot work ends each of the three with 78."""
     changes, words = REFUSED[which]
     place = ScriptedWorkplace.make(tmp_path / "place", ["t0"], **changes)
-    ended = place.here(command, str(place.config_path))
-    assert ended.returncode == 78, ended.stderr
+    ended = place.does(command, code=78)
     assert words in " ".join((ended.stdout + ended.stderr).split())

@@ -1,15 +1,13 @@
 """Runs over sources elsewhere, for `make test-remote`: a bucket of moto's S3 server."""
 
 import logging
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.request import Request, urlopen
 
-import numpy as np
 import pytest
 
-from harness import Workplace, expected, local_engine_only
+from harness import Workplace, finish, local_engine_only
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (extra: remote)")
 pytestmark = [local_engine_only, pytest.mark.filterwarnings("default")]
@@ -43,13 +41,12 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     server.stop()
 
 
-def test_sources_elsewhere(workplace: Workplace, put: Put) -> None:
+def test_sources_elsewhere(workplace: Workplace, put: Put, new_interpreters: None) -> None:
     """Files are read as those here: untouched they are not read again, changed they are refused, and updated."""
     address = "s3://texts/data/"
 
     def run(code: int, *words: str) -> str:
-        command = workplace.command("run", str(workplace.config_path), *words)
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        ended = finish(workplace.begin(*words))
         assert ended.returncode == code, ended.stderr
         return ended.stderr
 
@@ -59,14 +56,14 @@ def test_sources_elsewhere(workplace: Workplace, put: Put) -> None:
         "good:make", outputs={"out": {"source": f"{address}*.csv", "column": "t"}}
     )
     run(0)
-    np.testing.assert_array_equal(workplace.vectors(), expected(["one", "two", "three"]))
+    workplace.has(["one", "two", "three"])
     assert workplace.manifest()["source"]["files"] == [f"{address}{name}.csv" for name in "ab"]
     run(0)
-    assert [each["event"] for each in workplace.events()].count("staging") == 1
+    assert len(workplace.named("staging")) == 1
 
     put("b.csv", b"t\nseven\n")  # of the same size
     assert "--update" in run(78)
     run(0, "--update")
-    np.testing.assert_array_equal(workplace.vectors(), expected(["one", "two", "seven"]))
+    workplace.has(["one", "two", "seven"])
     written = [path.read_bytes() for path in workplace.workdir.rglob("*") if path.is_file()]
     assert SECRET.encode() not in b"".join(written)

@@ -1,9 +1,7 @@
 """`chunkvisor status`: reads the folder alone, during a run, after it, and after it was killed."""
 
 import json
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,18 +21,11 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
     return place
 
 
-def status_here(place: ScriptedWorkplace) -> dict[str, Any]:
-    """What `status --json` says."""
-    ended = place.here("status", str(place.workdir), "--json")
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
-
-
 def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     """A run is `running` while it lives, `stopped` once it is killed or told to stop, and `complete` at the end."""
-    process = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 2 and status_here(place)["attempts"])
-    live = status_here(place)
+    process = place.begin()
+    wait_for(lambda: len(place.calls()) == 2 and place.status()["attempts"])
+    live = place.status()
     assert live["state"] == "running"
     assert live["pid"] == process.pid
     assert live["outputs"]["out"] == {
@@ -53,58 +44,45 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
     assert live["eta_s"] >= 0
-    meanwhile = place.here("verify", str(place.workdir)).stdout.splitlines()
+    meanwhile = place.does("verify").stdout.splitlines()
     assert meanwhile[1].startswith("out is not complete: about 3 of 6 rows, 1 of 2 chunks")
     assert (live["schema"], live["devices"]["CPU"]["texts"]) == (SCHEMA, 2)
     kill(process)
-    killed = status_here(place)
+    killed = place.status()
     assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
-    verified = place.here("verify", str(place.config_path))
-    assert (verified.returncode, verified.stdout.splitlines()) == (
-        0,
-        [
-            "1 file checked: it is intact",
-            "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same command again to continue",
-        ],
-    )
-    told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
-    assert (
-        told["ok"],
-        told["complete"],
-        told["files"],
-        told["unfinished"]["out"]["rows_done"],
-    ) == (True, False, 1, 3)
+    assert place.does("verify").stdout.splitlines() == [
+        "1 file checked: it is intact",
+        "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same command again to continue",
+    ]
+    told = json.loads(place.does("verify", "--json").stdout)
+    assert (told["ok"], told["complete"], told["files"]) == (True, False, 1)
+    assert told["unfinished"]["out"]["rows_done"] == 3
 
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 3)
-    assert status_here(place)["state"] == "running"
-    process.send_signal(signal.SIGTERM)
-    wait_for(
-        lambda: "draining" in {each["event"] for each in place.events()}
-    )  # two at once would be taken for one
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert status_here(place)["state"] == "stopped"
+    assert place.status()["state"] == "running"
+    place.stop(process)
+    assert place.status()["state"] == "stopped"
 
     place.lift("t2")
-    assert place.run_here().returncode == 0
-    complete = status_here(place)
+    place.ends(0)
+    complete = place.status()
     assert complete["state"] == "complete"
     assert complete["eta_s"] is None
     assert complete["outputs"]["out"]["rows_done"] == complete["outputs"]["out"]["rows"] == 6
     assert complete["outputs"]["out"]["chunks_done"] == 2
-    assert place.here("clean", str(place.workdir)).returncode == 0
-    assert status_here(place)["outputs"] == complete["outputs"]
-    assert status_here(place)["state"] == "complete"
+    place.does("clean")
+    assert place.status()["outputs"] == complete["outputs"]
+    assert place.status()["state"] == "complete"
 
 
 def test_halted(place: ScriptedWorkplace) -> None:
     """A run that gave up is `halted`, and status repeats its last words; outputs of other configs do not matter."""
     place.lay("t2", "damage!")
-    assert place.run_here().returncode == 75
-    halted = status_here(place)
+    place.ends(75)
+    halted = place.status()
     assert (halted["state"], halted["attempts"]) == ("halted", {"committed": 1, "crashed": 1})
-    words = place.here("status", str(place.workdir)).stdout
+    words = place.does("status").stdout
     assert words.startswith("halted\n")
     assert "out: 50 %, about 3 of 6 rows, 1 of 2 chunks" in words
     assert "out chunk 1 failed in every try" in words
@@ -112,21 +90,21 @@ def test_halted(place: ScriptedWorkplace) -> None:
     place.write_config(
         "scripted:make", outputs={"other": {"source": "rows.jsonl", "template": "x{text}"}}
     )
-    assert place.run_here().returncode == 0
-    now = status_here(place)
+    place.ends(0)
+    now = place.status()
     assert (now["state"], now["outputs"]["out"]["complete"]) == ("complete", False)
 
 
 def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
     """It cannot be asked whether it lives: `status` says where it was, and how long ago it last told of anything."""
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 2)
     kill(process)
     lock = Layout(place.workdir).lock
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
-    found = status_here(place)
+    found = place.status()
     assert (found["state"], found["host"]) == ("running", "elsewhere")
-    screen = place.here("status", str(place.workdir)).stdout
+    screen = place.does("status").stdout
     assert screen.startswith(f"running (pid {process.pid} on elsewhere, last sign of life ")
 
 
@@ -150,7 +128,6 @@ def test_combined_files_are_named(tmp_path: Path) -> None:
     place.write_config(
         "good:make", outputs={"one": output, "two": output}, combine={"both": ["one", "two"]}
     )
-    assert place.call("run", str(place.config_path)).returncode == 0
-    assert "both: combined, complete" in place.call("status", str(place.workdir)).stdout
-    shown = json.loads(place.call("status", "--json", str(place.workdir)).stdout)
-    assert shown["combined"] == {"both": str(place.workdir / "both.npy")}
+    place.ends(0)
+    assert "both: combined, complete" in place.does("status").stdout
+    assert place.status()["combined"] == {"both": str(place.workdir / "both.npy")}

@@ -7,7 +7,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import psutil
 import pytest
 
-from harness import Workplace, expected, finish, wait_for
+from harness import Workplace, finish, wait_for
 
 TEXTS = [f"text {number}" for number in range(12)]
 """Three chunks of four; the second waits until it is released."""
@@ -20,7 +20,7 @@ def waiting(workplace: Workplace) -> subprocess.Popen[str]:
     workplace.write_config(
         "waiting:make", model__kwargs={"chunk": 1}, chunk__size=4, workers__standby=1
     )
-    process = workplace.start("run", str(workplace.config_path))
+    process = workplace.begin()
     wait_for((workplace.folder / "waiting").exists)
     # It computes while the one before it, if there was one, is being committed.
     wait_for(
@@ -42,11 +42,9 @@ def committed(workplace: Workplace) -> set[int]:
 def check_resume(workplace: Workplace) -> None:
     """The same command goes on, does no chunk again, and ends with the right vectors."""
     release(workplace)
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    workplace.gives(TEXTS)
     assert committed(workplace) == {0, 1, 2}
     assert len(workplace.named("chunk_committed")) == 3
-    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_hangup_is_ignored(workplace: Workplace, waiting: subprocess.Popen[str])
     ended = finish(waiting)
     assert ended.returncode == 0, ended.stderr
     assert worker
-    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
+    workplace.has(TEXTS)
 
 
 def test_signal_ends_a_wait(workplace: Workplace) -> None:
@@ -92,7 +90,7 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
         model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None},
         chunk__size=4,
     )
-    process = workplace.start("run", str(workplace.config_path))
+    process = workplace.begin()
     wait_for(lambda: workplace.named("waiting"))
     process.send_signal(SIGTERM)
     assert finish(process).returncode == 143

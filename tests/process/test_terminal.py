@@ -52,13 +52,8 @@ def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[st
 
     def seen() -> list[str] | None:
         lines = look()
-        return (
-            lines
-            if all(
-                text in "\n".join(lines) for text in ("4 of 8 rows", "CPU: out chunk 2, computing")
-            )
-            else None
-        )
+        words = "\n".join(lines)
+        return lines if "4 of 8 rows" in words and "CPU: out chunk 2, computing" in words else None
 
     return wait_for(seen)
 
@@ -127,8 +122,7 @@ def test_quiet(place: ScriptedWorkplace, fault: str, code: int) -> None:
     """Quietly only what is lost is said, and the last words; a fault that is mended is not. The codes are the same."""
     place.lay("t0", fault)
     release(place)
-    ended = place.run_here("--quiet")
-    assert ended.returncode == code
+    ended = place.ends(code, "--quiet")
     assert [line.partition("finished")[0][-12:] for line in ended.stderr.splitlines()[1:2]] == [
         "chunkvisor: "
     ] * (code > 0)
@@ -139,8 +133,7 @@ def test_json(place: ScriptedWorkplace) -> None:
     """With --log-format json every line of standard error is an object, last words and refusals included."""
     place.lay("t0", "value_error!")
     release(place)
-    ended = place.run_here("--log-format", "json")
-    assert ended.returncode == 3
+    ended = place.ends(3, "--log-format", "json")
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     assert all(event["t"] > 0 for event in events)
     names = [event["event"] for event in events]
@@ -148,16 +141,16 @@ def test_json(place: ScriptedWorkplace) -> None:
     assert "chunk_committed" in names
     assert (names[-1], events[-1]["code"], names.count("halted")) == ("halted", 3, 1)
     place.write_config("scripted:make", chunk__size="many")
-    (line,) = place.run_here("--log-format", "json", "--quiet").stderr.splitlines()
+    (line,) = place.ends(78, "--log-format", "json", "--quiet").stderr.splitlines()
     assert (json.loads(line)["code"], json.loads(line)["event"]) == (78, "halted")
-    assert place.run_here("--quiet").stderr.startswith("chunkvisor: ")
+    assert place.ends(78, "--quiet").stderr.startswith("chunkvisor: ")
 
 
 def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
     """`status --watch` may be opened first; it shows the same view, and at a kill says so, and what comes next."""
     terminal = opened("status", "--watch", str(place.config_path))
     terminal.wait_for("waiting for a run to begin in")
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     screen = half_way(place, terminal.look)
     assert any(line.startswith("computing, ") for line in screen)
     assert any(line.startswith("CPU: out chunk 2, computing") for line in screen)
@@ -170,7 +163,7 @@ def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
 
 def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None:
     """Ctrl-C ends the looking on, not the run; after a `kill -9` the cursor stands on a line of its own."""
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(place.calls)
     terminal = opened("status", "--watch", str(place.workdir))
     half_way(place, terminal.look)
@@ -191,7 +184,7 @@ def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None
 
 def test_watch_in_a_pipe(place: ScriptedWorkplace) -> None:
     """With --json it prints one object for each change, without a terminal lines; it ends when the run has ended."""
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 3)
     watching = place.start("status", "--watch", str(place.workdir), "--json")
     lines = place.start("status", "--watch", str(place.workdir))
@@ -206,4 +199,4 @@ def test_watch_in_a_pipe(place: ScriptedWorkplace) -> None:
     assert (states[0], states[-1]) == ("running", "complete")
     assert all(line.isprintable() for line in said.splitlines())
     assert "complete\n" in said
-    assert place.here("status", "--watch", str(place.workdir)).stdout.startswith("complete\n")
+    assert place.does("status", "--watch").stdout.startswith("complete\n")

@@ -8,7 +8,7 @@ import pytest
 
 import modelkinds
 from chunkvisor import testing
-from harness import Workplace
+from harness import Workplace, events_in
 
 pytestmark = pytest.mark.model
 
@@ -40,36 +40,34 @@ def prepare(workplace: Workplace, model: Path, texts: list[str] = TEXTS, **keys:
 
 def listed(workplace: Workplace) -> dict[int, int]:
     """Row -> tokens, as the file has them."""
-    path = workplace.workdir / "out.truncated.jsonl"
-    return {each["row"]: each["tokens"] for each in map(json.loads, path.read_text().splitlines())}
+    lines = events_in(workplace.workdir / "out.truncated.jsonl")
+    return {each["row"]: each["tokens"] for each in lines}
 
 
 def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> None:
     """Manifest, last lines and status say how many rows were cut, and a file says which; so after an update."""
     prepare(workplace, model)
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    ended = workplace.ends(0)
     assert listed(workplace) == CUT
     said = workplace.manifest()["truncated"]
     assert (said["rows"], said["file"]) == (3, "out.truncated.jsonl")
     assert "3 rows cut at 64 tokens, listed in out.truncated.jsonl" in ended.stderr
     assert workplace.status()["outputs"]["out"]["truncated"] == 3
-    assert workplace.call("verify", str(workplace.workdir)).returncode == 0
+    workplace.does("verify")
     (workplace.workdir / "out.truncated.jsonl").write_text("")
-    assert "out.truncated.jsonl" in workplace.call("verify", str(workplace.workdir)).stderr
-    assert workplace.run().returncode == 0
+    assert "out.truncated.jsonl" in workplace.does("verify", code=74).stderr
+    workplace.ends(0)
     assert listed(workplace) == CUT
 
     # An update encodes the new texts alone, and still lists the cut rows among those that it takes over.
     prepare(workplace, model, ["first", LONG + "m", *TEXTS])
-    ended = workplace.run("--update")
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0, "--update")
     assert workplace.manifest()["texts_encoded"] == 2
     assert listed(workplace) == {1: 103} | {row + 2: tokens for row, tokens in CUT.items()}
 
     # What is encoded anew without a cut row has a count of 0, and no list.
     prepare(workplace, model, ["short", "brief"])
-    assert workplace.run("--from-scratch", "--yes").returncode == 0
+    workplace.ends(0, "--from-scratch", "--yes")
     assert workplace.manifest()["truncated"] == {"rows": 0}
     # The emptied list was put aside when the right one took its place; nothing else is left.
     assert [path.stat().st_size for path in workplace.workdir.rglob("*.truncated.jsonl*")] == [0]

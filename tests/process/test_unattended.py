@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from harness import ROOT, finish, wait_for
+from harness import ROOT, finish, wait_for, write_program
 
 EXAMPLES = ROOT / "examples" / "unattended"
 UNIT, JOB, LOOP = (
@@ -31,14 +31,12 @@ class Service:
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "4711",
         }
-        (folder / "bin").mkdir()
         run = shlex.join([sys.executable, "-S", str(ROOT / "tests" / "drivers" / "pretend_run.py")])
         for name, line in {
             "chunkvisor": f'exec {run} "$@"',
             "scontrol": 'echo "$@" >> scontrol',
         }.items():
-            (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-            (folder / "bin" / name).chmod(0o700)
+            write_program(folder / "bin" / name, f"#!/bin/sh\n{line}\n")
 
     def start(self, script: Path, **env: str) -> subprocess.Popen[str]:
         """Start a script on the config `a b.yaml`."""

@@ -1,16 +1,14 @@
 """The examples of docs/how-to/use-the-vectors.md run on finals of a run; those whose library is missing are skipped."""
 
 import importlib.util
-import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from harness import ROOT, Workplace
+from harness import ROOT, Workplace, said_by, write_lines
 
 PAGE = (ROOT / "docs" / "how-to" / "use-the-vectors.md").read_text()
 BLOCKS = re.findall(
@@ -38,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)
     ]
     rows[30:30] = [{"name": "none", "doc": None}, {"name": "blank", "doc": " "}]
-    (folder / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "docstrings.jsonl", rows)
     workplace.write_config("wide:make")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     said = yaml.safe_load(block)
@@ -48,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("pyarrow") is None:
         del config["outputs"]["docs_table"]
     workplace.config_path.write_text(yaml.safe_dump(config))
-    assert workplace.call("run", str(workplace.config_path)).returncode == 0
+    workplace.ends(0)
     return folder
 
 
@@ -61,16 +59,7 @@ def test_example(place: Path, heading: str, block: str) -> None:
         pytest.importorskip(library, reason=f"{library} is not installed")
     if "parquet" in block:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        input=block,
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    said_by(sys.executable, "-", text=block, cwd=place)
 
 
 def test_every_library_has_an_example() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t2", "t0", "t0", "t3", "t4", "t5"]
@@ -17,7 +16,7 @@ def begun(tmp_path: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     configure(place, "2.13.0")
     place.lay("t4", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     place.lift("t4")
     return place
 
@@ -31,12 +30,8 @@ def configure(place: ScriptedWorkplace, torch: str, **changes: object) -> None:
 def test_other_versions_are_told(begun: ScriptedWorkplace) -> None:
     """A resume under another torch completes; the run says so once, and the manifest has both."""
     configure(begun, "2.14.1")
-    ended = begun.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("torch 2.13.0 before, 2.14.1 now") == 1
-    assert begun.vectors().tobytes() == expected(TEXTS).tobytes()
+    assert begun.gives(TEXTS).stderr.count("torch 2.13.0 before, 2.14.1 now") == 1
     manifest = begun.manifest()
     assert manifest["versions"]["torch"] == "2.13.0"
     assert [each["torch"] for each in manifest["other_versions"]] == ["2.14.1"]
-    again = begun.run_here()
-    assert again.returncode == 0
+    begun.ends(0)

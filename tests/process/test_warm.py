@@ -1,23 +1,17 @@
 """Workers forked from a template: the same vectors, the same evidence, and a run that does without when it must."""
 
-import io
 import os
 import re
-import sys
 from collections import Counter
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import pytest
 
-from chunkvisor.cli import main
 from chunkvisor.engine import local
 from chunkvisor.engine.process import thread_count
 from chunkvisor_worker.contract.exits import WorkerExit
-from harness import MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
+from harness import MARK, Workplace, bearing, kill, local_engine_only, wait_for
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -32,21 +26,6 @@ def prepare(place: Workplace, texts: list[str], start: Any = "warm", **changes: 
         **changes,
     }
     place.write_config("told:make", **changes)
-
-
-def run_here(place: Workplace) -> tuple[int, str]:
-    """`chunkvisor run` in this process, with little patience with a template; (exit code, stderr)."""
-    stderr = io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["chunkvisor", "run", str(place.config_path)]),
-        mock.patch.object(local, "ANSWER_S", 0.5),
-        redirect_stderr(stderr),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            return int(end.code or 0), stderr.getvalue()
-    return 0, stderr.getvalue()
 
 
 def starts(place: Workplace) -> list[tuple[int, int, str]]:
@@ -67,10 +46,7 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, st
     """Every chunk comes from a worker forked from one template, none begins before that is ready, all are right."""
     prepare(workplace, PLAIN, start, **{"workers.standby": standby})
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    workplace.gives(PLAIN)
     assert starts(workplace) == [(chunk, 1, "warm") for chunk in range(6)]
     assert counts(workplace)["template_started"] == 1
     order = [event["event"] for event in workplace.events()]
@@ -87,9 +63,7 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     """Exit codes and signals come through the template; what follows a failure is a new interpreter."""
     prepare(workplace, [*PLAIN[:5], deed, *PLAIN[5:]], start=start)
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     (failed,) = workplace.named("attempt_failed")
     assert reason in failed["reason"]
     assert (2, 2, "fresh") in starts(workplace)
@@ -99,19 +73,16 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
 @local_engine_only
 @pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
 def test_auto_goes_on_without_a_template_that_dies_or_stops(
-    workplace: Workplace, deed: str
+    workplace: Workplace, deed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker under way keeps its vectors, the others are fresh, and it is said once."""
     texts = [*PLAIN[:4], deed, *PLAIN]
     prepare(workplace, texts, start="auto", **{"workers.standby": 1})
-
-    code, stderr = run_here(workplace)
-
-    assert code == 0, stderr
-    assert np.array_equal(workplace.vectors(), expected(texts))
+    monkeypatch.setattr(local, "ANSWER_S", 0.5)
+    ended = workplace.gives(texts)
     seen = counts(workplace)
     assert (seen["template_started"], seen["warm_given_up"], seen["attempt_failed"]) == (1, 1, 0)
-    assert stderr.count("from now on each worker is a new interpreter") == 1
+    assert ended.stderr.count("from now on each worker is a new interpreter") == 1
     assert starts(workplace)[-1][2] == "fresh"
 
 
@@ -119,14 +90,11 @@ def test_a_template_that_is_killed_ends_a_run_that_insists_on_it(workplace: Work
     """It ends with 75, since nothing is wrong with the config; the same command continues."""
     texts = [*PLAIN[:4], "kill_template", *PLAIN]
     prepare(workplace, texts, **{"workers.standby": 1})
-
-    code, stderr = run_here(workplace)
-
-    assert code == 75, stderr
-    assert "ended with signal 9 (SIGKILL)" in stderr
-    code, stderr = run_here(workplace)
-    assert code == 0, stderr
-    assert np.array_equal(workplace.vectors(), expected(texts))
+    assert "ended with signal 9 (SIGKILL)" in workplace.ends(75).stderr
+    (workplace.folder / "device").unlink(
+        missing_ok=True
+    )  # of the worker that was ended with the run
+    workplace.gives(texts)
 
 
 WITHOUT_A_TEMPLATE = {
@@ -153,9 +121,7 @@ def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
     words = WITHOUT_A_TEMPLATE[why]
     unforkable(workplace, why, "warm")
 
-    ended = workplace.run(env={"UNFORKABLE": why})
-
-    assert ended.returncode == 78, ended.stderr
+    ended = workplace.ends(78, env={"UNFORKABLE": why})
     assert words in ended.stderr
     assert re.search(r"do: +(Write|.*\. Or write) `workers.start: auto`", ended.stderr), (
         ended.stderr
@@ -165,9 +131,8 @@ def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
 
     if why != "fail":
         unforkable(workplace, why, "auto")
-        ended = workplace.run(env={"UNFORKABLE": why})
-        assert ended.returncode == 0, ended.stderr
-        assert np.array_equal(workplace.vectors(), expected(PLAIN))
+        ended = workplace.ends(0, env={"UNFORKABLE": why})
+        workplace.has(PLAIN)
         assert {how for _, _, how in starts(workplace)} == {"fresh"}
         assert ended.stderr.count(words) == 1
 
@@ -177,10 +142,8 @@ def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -
     """Workers are forked next to jemalloc's thread, which jemalloc mends itself, and to a driver that is asleep."""
     unforkable(workplace, harmless, "warm")
 
-    ended = workplace.run(env={"UNFORKABLE": harmless})
-
-    assert ended.returncode == 0, ended.stderr
-    assert np.array_equal(workplace.vectors(), expected(PLAIN))
+    workplace.ends(0, env={"UNFORKABLE": harmless})
+    workplace.has(PLAIN)
     assert {how for _, _, how in starts(workplace)} == {"warm"}
 
 
@@ -203,28 +166,22 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     )
     workplace.config_path.write_text(text)
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert "begun to use the GPU" in ended.stderr
+    assert "begun to use the GPU" in workplace.gives(PLAIN).stderr
     assert counts(workplace)["attempt_failed"] == 0
-    assert np.array_equal(workplace.vectors(), expected(PLAIN))
 
 
 @pytest.mark.parametrize("deed", ["sleep", "hold_the_gil"])
 def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
     """Template and workers end; a worker that cannot listen to its lifeline is ended by the next run."""
     prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
-    run = workplace.start("run", str(workplace.config_path))
+    run = workplace.begin()
     wait_for((workplace.folder / f"done-{deed}").exists)
     assert len(bearing(os.environ[MARK])) >= 3  # the run, its template, a worker
 
     kill(run)
 
     if deed == "hold_the_gil":
-        ended = workplace.run()
-        assert ended.returncode == 0, ended.stderr
-        assert "left behind by an earlier run" in ended.stderr
+        assert "left behind by an earlier run" in workplace.ends(0).stderr
     wait_for(lambda: not bearing(os.environ[MARK]))
 
 
@@ -232,9 +189,7 @@ def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:
     """The log of the attempt says where it hung, and the chunk is done by the next."""
     prepare(workplace, ["sleep", *PLAIN], **{"recovery.stall_timeout": 1})
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     (failed,) = workplace.named("attempt_failed")
     assert failed["outcome"] == "hung"
     told, _, stack = Path(failed["log"]).read_text().partition("Fatal Python error: Aborted")
@@ -250,13 +205,11 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
     read = workplace.source.read_text()
     workplace.source.write_text(read + "{\n")
 
-    refused = workplace.run()
-
-    assert refused.returncode == 78, refused.stderr
+    workplace.ends(78)
     assert not bearing(os.environ[MARK])
 
     workplace.source.write_text(read)
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     order = [event["event"] for event in workplace.events()]
     assert order.count("template_started") == 2
     assert order.index("template_started") < order.index("staging") < order.index("output_opened")
@@ -281,9 +234,7 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
         "clinging:make", **{"workers.start": start, "chunk.size": 6, "model.kwargs": notes}
     )
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     (failed,) = workplace.named("attempt_failed")
     assert failed["outcome"] == "device_fault"
     (worker,) = [event for event in workplace.named("worker_ended") if event["returncode"]]
@@ -296,7 +247,5 @@ def test_torch_has_all_its_threads(workplace: Workplace) -> None:
     workplace.write_source(["a", "b"])
     workplace.write_config("torch_threads:make", workers__start="warm", env__OMP_NUM_THREADS="2")
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     assert workplace.vectors().tolist() == [[2, 2], [2, 2]]

@@ -1,7 +1,5 @@
 """The wheel: it has every file of the source, and a run with nothing but what is in it completes."""
 
-import os
-import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
@@ -9,24 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import ROOT, Workplace, expected
+from harness import ROOT, Workplace, path_with, said_by
 
 PACKAGES = {"chunkvisor": ROOT / "supervisor", "chunkvisor_worker": ROOT / "worker"}
 
 
 def run_apart(*command: str | Path, **env: str) -> str:
     """What a command says that has to succeed; away from the checkout, so that none of it is imported."""
-    ended = subprocess.run(
-        [*map(str, command)],
-        cwd="/",
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return said_by(*command, cwd=Path("/"), env=env)
 
 
 @pytest.mark.skipif(
@@ -55,11 +43,11 @@ def test_the_wheel_runs(workplace: Workplace) -> None:
     run_apart(*pip, "install", "--no-deps", "--no-index", "--target", installed, wheel)
     workplace.write_source(["a", "b", "c"])
     workplace.write_config("good:make")
-    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = path_with(installed)
     where = run_apart(
         sys.executable, "-c", "import chunkvisor; print(chunkvisor.__file__)", PYTHONPATH=path
     )
     assert Path(where.strip()).is_relative_to(installed)
     run_apart(installed / "bin" / "chunkvisor", "run", workplace.config_path, PYTHONPATH=path)
 
-    assert workplace.vectors().tobytes() == expected(["a", "b", "c"]).tobytes()
+    workplace.has(["a", "b", "c"])
