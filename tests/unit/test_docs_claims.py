@@ -22,6 +22,7 @@ from chunkvisor.events.event import KINDS
 from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.testing import FAULTS
 from chunkvisor.words import ENTRIES
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
@@ -54,6 +55,27 @@ def options_of(command: click.Command | None) -> set[str]:
     return {
         name for each in command.params if isinstance(each, click.Option) for name in each.opts
     } | {"--help", "-h"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_help_says(verb: str) -> None:
+    """Options, exit codes and keys that it names are there, each option is explained, and the example can be parsed."""
+    command = VERBS[verb]
+    assert command is not None
+    words = " ".join(command.get_help(click.Context(command, info_name=verb, parent=GROUP)).split())
+    assert all(each.help for each in command.params if isinstance(each, click.Option))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", words)) <= options_of(command)
+    told = re.findall(r"exit code,? (?:which )?(?:is )?(\d+)|and (\d+) where", words)
+    assert {int(code or other) for code, other in told} <= set(EXITS[verb])
+    assert set(re.findall(r"e\.g\. ([\w.]+)=", words)) <= set(KEYS)
+
+    example = (command.epilog or "").partition("Example: ")[2].splitlines()[0]
+    first, *arguments = shlex.split(re.split(r" (?:&&|>>?) ", example)[0])
+    assert (first, arguments.pop(0)) == ("chunkvisor", verb)
+    given = command.make_context(verb, arguments, parent=GROUP, resilient_parsing=False).params
+    assert {override.partition("=")[0] for override in given.get("overrides") or ()} <= set(KEYS)
+    assert set(given.get("names") or ()) <= {fault.name for fault in FAULTS}
+    assert verb != "explain" or given["name"] in names()
 
 
 OURS = set().union(*map(options_of, VERBS.values())) | {"--version"}
@@ -308,7 +330,7 @@ def test_exit_codes_are_told_of_every_command() -> None:
 
 def test_every_key_says_what_it_means() -> None:
     """Each key of the config has a sentence, which editors show, too."""
-    assert [key for key, field in keys().items() if not field.description and "." in key] == []
+    assert [key for key, field in KEYS.items() if not field.description and "." in key] == []
 
 
 def test_every_link_leads_somewhere() -> None:

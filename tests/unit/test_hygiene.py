@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import click
-import pytest
-
-import chunkvisor.cli
 import pages
 from harness import ROOT
 
@@ -143,27 +139,6 @@ def test_worker_does_not_know_the_supervisor() -> None:
                     "chunkvisor_worker.contract."
                 )
                 assert alone, f"{path} imports {name}"
-
-
-@pytest.mark.parametrize(
-    "name", chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
-)
-def test_command_is_listed_and_has_an_example(name: str) -> None:
-    """`--help` lists the command, its own help has an example of it, and every option says what it does."""
-    context = click.Context(chunkvisor.cli.cli, info_name="chunkvisor")
-    command = chunkvisor.cli.cli.get_command(context, name)
-    assert command is not None
-    assert command.name == name
-    listed = [
-        line.split()[0]
-        for line in chunkvisor.cli.cli.get_help(context).splitlines()
-        if line.strip()
-    ]
-    assert name in listed
-    help_text = command.get_help(click.Context(command, info_name=name, parent=context))
-    assert f"\n  Example: chunkvisor {name}" in help_text
-    for option in command.params:
-        assert not isinstance(option, click.Option) or option.help, option.name
 
 
 MAY_PRINT = {"printing.py", "engine/ray/bridge.py", "show/notices.py", "commands/drill.py"}
