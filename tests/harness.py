@@ -257,7 +257,12 @@ def model_folder(folder: Path) -> Path:
     """A folder that looks like a sentence-transformers model's, for the stand-in."""
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
-    (folder / "modules.json").write_text("[]")
+    names = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [
+        {"type": f"sentence_transformers.models.{name}", "path": path}
+        for name, path in names.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 
