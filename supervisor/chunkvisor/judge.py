@@ -1,11 +1,12 @@
 """Judges attempts: whether a living worker still makes progress, and what became of one that has ended. Pure."""
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, StrEnum
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import (
@@ -54,7 +55,7 @@ def pause_s(waited_s: float, limit_s: float) -> float:
 _WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pulse:
     """A worker's signs of life, timed by the parent's own clock: the worker's may lie or stand still."""
 
@@ -106,7 +107,7 @@ _NOT_OF_GPU = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """What became of an attempt, and what that means for the next."""
 
@@ -183,7 +184,7 @@ class EndedBy(StrEnum):
     HANG = "hang"  # it made no progress
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evidence:
     """All that is known of an ended attempt."""
 

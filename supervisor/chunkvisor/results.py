@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed
 from chunkvisor.words import reasons_in_words, reasons_of
+from chunkvisor_worker.contract.frozen import frozen
 
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuarantinedRow:
     """A row that has no vector."""
 
@@ -34,7 +34,7 @@ class QuarantinedRow:
     """File and line."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FinalFile:
     """One complete output."""
 
@@ -59,7 +59,7 @@ class FinalFile:
         return np.concatenate([*read(self.path, self.manifest["rows"], numbers, None)])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """A finished run."""
 

@@ -16,6 +16,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ProvokedFault
 from chunkvisor_worker.contract.wire import write_message
 
@@ -25,7 +26,7 @@ POISON_ROW = "poison-row"
 PARENT_KILLED = "supervisor-killed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrillFault:
     """One fault, and what the run must make of it."""
 

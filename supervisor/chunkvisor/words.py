@@ -14,6 +14,7 @@ from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 
@@ -247,7 +248,7 @@ def damaged_again(output: str, chunk: int) -> Halt:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GivenUp:
     """A chunk that exhausted its tries."""
 
@@ -262,7 +263,7 @@ _NUMBERS = re.compile(r"\d+")  # in which reasons may differ that are the same: 
 _REASONS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadReason:
     """Why rows have no vector."""
 

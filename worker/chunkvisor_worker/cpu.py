@@ -9,12 +9,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import LINEAR_FILE
+from chunkvisor_worker.contract.frozen import frozen
 
 LINEAR = "CHUNKVISOR_LINEAR"  # the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
@@ -199,7 +199,7 @@ _CHANGING_ROPE = (
 )  # rotary position embeddings whose frequencies a forward pass changes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lanes:
     """How many batches are computed at a time, and with how many threads each."""
 

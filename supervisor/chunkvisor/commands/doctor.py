@@ -39,6 +39,7 @@ from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
@@ -49,7 +50,7 @@ SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before daw
 OK, NOTE, WARNING, FAULT = "ok", "note", "warning", "fault"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """What one check found."""
 

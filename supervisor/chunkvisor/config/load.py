@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -21,6 +21,7 @@ from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean, printable
+from chunkvisor_worker.contract.frozen import frozen
 
 Key = tuple[str | int, ...]
 """Where a value stands: keys of mappings and positions in lists, from the top."""
@@ -140,7 +141,7 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
     return text if edited == wanted else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadedConfig:
     """A valid config and where it came from."""
 

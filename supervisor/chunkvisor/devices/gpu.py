@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from chunkvisor.config.choices import Dtype
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
@@ -33,7 +33,7 @@ _DEV = Path("/dev")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Device:
     """Where a worker computes."""
 

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from chunkvisor.events.event import (
     Warned,
 )
 from chunkvisor.judge import Company
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.taxonomy import OomFigures
 
 # A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
@@ -55,7 +55,7 @@ class Health(Enum):
     BLIND = "blind"  # NVML is broken; CUDA may work all the same
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Opinion:
     """A judgment, in a word and in a sentence."""
 
@@ -71,7 +71,7 @@ class MemoryHolder(NamedTuple):
     used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """What nvidia-smi reported of one GPU; None = nothing."""
 
@@ -142,7 +142,7 @@ def judge_gpu(
     return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Site:
     """The machine that a device belongs to."""
 
@@ -152,6 +152,8 @@ class Site:
     model_path: str | None = None  # where the model's files are on it; None = as here
     hub: str | None = None  # likewise, see ModelSpec
 
+
+HERE = Site()
 
 Look = Callable[[str], Future[Reading]]
 """Begins a look at the GPU with this UUID."""
@@ -176,7 +178,7 @@ class Station:
     """One device, and what is known of it. Only a GPU of this machine that has a UUID can be looked at."""
 
     def __init__(
-        self, number: int, device: Device, site: Site = Site(), look: Look | None = None
+        self, number: int, device: Device, site: Site = HERE, look: Look | None = None
     ) -> None:
         self.number = number
         self.device = device
@@ -280,7 +282,7 @@ class Stations:
         """Those that are not left out."""
         return [station for station in self._all if not station.dropped]
 
-    def add(self, devices: Sequence[Device], site: Site = Site()) -> None:
+    def add(self, devices: Sequence[Device], site: Site = HERE) -> None:
         """Take the devices of one machine, with a look at each."""
         first = len(self._all)
         added = [

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.config.choices import Start
@@ -28,6 +27,7 @@ from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarte
 from chunkvisor.judge import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.exits import LINEAR_FILE, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import (
     LEAVE,
     MESSAGE_LIMIT_BYTES,
@@ -62,7 +62,7 @@ _OF_TEMPLATE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerSettings:
     """What all workers of one machine have in common."""
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import config_error
 from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import SMALL_FILES, read_json
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 
@@ -93,7 +93,7 @@ def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Pat
 # --- what they say
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFolder:
     """What was found."""
 
@@ -178,7 +178,7 @@ def _dimension(
 # --- what they name outside the folder
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repository:
     """Files that a model needs."""
 

@@ -22,6 +22,7 @@ from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.right import allowed_difference
 from chunkvisor_worker.contract.wire import read_beat, to_json
@@ -126,7 +127,7 @@ def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
     return f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'.encode()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trial:
     """How the worker ended."""
 

@@ -5,17 +5,18 @@ them, and what follows from one (vectors that are stored, a worker that cannot b
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart import policy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Limits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Task:
     """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
 
@@ -41,7 +42,7 @@ class Task:
         return replace(self, texts=tuple(texts), **{"charged_failures": (), **changes})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttemptEnded:
     """The worker is gone, or could not be started, and what it left is judged."""
 
@@ -60,7 +61,7 @@ class AttemptEnded:
     any_text_succeeded: bool = False  # any text, a canary too, got its vector in it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ending:
     """Why the run ends, or continues without a device; `words` makes sentences of it."""
 
@@ -75,7 +76,7 @@ class Ending:
 # --- workers
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartWorker:
     """`canary` makes its first batch; None = the batches as they come."""
 
@@ -86,7 +87,7 @@ class StartWorker:
     canary: policy.Canary | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenGate:
     """Let the worker have its device."""
 
@@ -94,14 +95,14 @@ class OpenGate:
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AskToLeave:
     """It ends after the current batch."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndWorker:
     """Now."""
 
@@ -111,7 +112,7 @@ class EndWorker:
 # --- what it left
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeepVectors:
     """Store the vectors of these texts, which the worker has left."""
 
@@ -119,7 +120,7 @@ class KeepVectors:
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuarantineTexts:
     """Note that these texts get no vector."""
 
@@ -127,7 +128,7 @@ class QuarantineTexts:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanOutput:
     """The outputs that it waits for are settled: fix which of its texts are encoded."""
 
@@ -137,28 +138,28 @@ class PlanOutput:
 # --- devices, and the run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LookAtDevice:
     """The scheduler hears what that shows."""
 
     device: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DropDevice:
     """Do without it."""
 
     ending: Ending
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndRun:
     """Nothing is executed after it."""
 
     ending: Ending
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LowerLimits:
     """Batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
 
@@ -170,7 +171,7 @@ class LowerLimits:
 # --- what is only told to people
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TellFailure:
     """An attempt has failed, and this follows; no step: nothing has to, as all its texts are done."""
 
@@ -181,7 +182,7 @@ class TellFailure:
     in_flight: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TellSplit:
     """The texts are tried in these pieces."""
 
@@ -190,7 +191,7 @@ class TellSplit:
     how: policy.How
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TellWait:
     """The run waits, for one device or (None) for all."""
 

@@ -15,6 +15,7 @@ from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, LOAD
 
@@ -38,14 +39,14 @@ _STARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownText:
     """A canary that has its vector already."""
 
     text: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnText:
     """A canary out of the texts of the attempt, while no text is known to be good."""
 
@@ -74,7 +75,7 @@ class BatchLimit(NamedTuple):
     tokens: int | None  # padded; None = not known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retry:
     """Try the work again in a new process."""
 
@@ -86,7 +87,7 @@ class Retry:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wait:
     """The world is not ready: pause, and charge nothing."""
 
@@ -101,24 +102,24 @@ class How(Enum):
     HALVES = "trying it in two halves"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Split:
     """Take the texts apart. It needs no limit: pieces get smaller."""
 
     how: How
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quarantine:
     """The text gets no vector; of several, those whose vectors are bad."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GiveUp:
     """Leave the chunk to the next run."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """Do without the device, or (not `local`: every further worker would fail, wherever it is) end the run."""
 
@@ -130,7 +131,7 @@ class Stop:
 Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class History:
     """What came before the verdict.
 

@@ -14,13 +14,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_time
+from chunkvisor_worker.contract.frozen import frozen
 
 
 class Signals:
@@ -121,7 +121,7 @@ def stopped(signals: Signals) -> Halt:
     return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """What one run has for itself."""
 

@@ -4,7 +4,6 @@ Only under the same vector identity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, ReuseFiles, ledger_of, read_reuse
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ Blocks = Iterator[tuple[int, Vectors]]
 """Vectors that stand one after the other, with the number of the first; the numbers rise."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Donor:
     """One place that may have some of the texts."""
 

@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from chunkvisor.store.artifact import (
     read_shape,
 )
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor_worker.contract.frozen import frozen
 
 Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, dimension)
 
@@ -256,7 +256,7 @@ FORM_KEYS = (
 )  # keys of an output in the config that make its form
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """As the config asks for it, or as a manifest has it. Without arguments: one .npy of float32."""
 

@@ -7,7 +7,7 @@ the lists of rows from the state.
 import itertools
 import json
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,13 @@ from chunkvisor_worker.contract.files import (
     sync_folder,
     write_blocks,
 )
+from chunkvisor_worker.contract.frozen import frozen
 
 MOST_LISTED = 10_000
 """Rows without a vector that a manifest lists. A file of lines has all of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Announced:
     manifest: dict[str, Any]
     ours: tuple[str, ...]  # names of the finals that it replaces; what else is there is set aside

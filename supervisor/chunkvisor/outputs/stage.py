@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
+from chunkvisor_worker.contract.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wanted:
     """What a run wants of its outputs, and whom it tells."""
 

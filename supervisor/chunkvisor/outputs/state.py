@@ -11,7 +11,7 @@ A join leaves nothing to go on with, and so is no state.
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from chunkvisor.store.identity import Fixed, read_fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, Stamp, digest_file, read_if_whole, read_sealed
 from chunkvisor.store.reuse import is_planned
+from chunkvisor_worker.contract.frozen import frozen
 
 Stage = StrEnum(
     "Stage", ["ABSENT", "LOST", "STAGED", "ENCODING", "PUBLISHING", "DAMAGED", "COMPLETE"]
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Standing:
     """The record of the final file that stands, of whatever generation."""
 
@@ -45,7 +46,7 @@ class Standing:
         return has(path, digest_in(self.manifest))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """What was read of an output."""
 

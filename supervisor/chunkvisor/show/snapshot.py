@@ -6,13 +6,14 @@ Status, live view, lines, metrics, notices and the report's head are all printed
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from chunkvisor.events.event import COMPUTING, STARTING, STOPPING, Weight
 from chunkvisor.events.state import AttemptKey, Progress, RunState
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat
 
@@ -33,7 +34,7 @@ Beats = Mapping[AttemptKey, tuple[Beat, float]]
 """The last beat of each worker, and how many seconds old it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """A run at one moment."""
 

@@ -6,7 +6,7 @@ It writes nothing, and takes no lock for longer than a look.
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent,
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
+from chunkvisor_worker.contract.frozen import frozen
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -44,7 +45,7 @@ class State(StrEnum):
     COMPLETE = "complete"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutputStatus:
     """Of one output."""
 
@@ -85,7 +86,7 @@ class OutputStatus:
         return rows_in_words(self.rows_done, self.rows, about=about) + chunks
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
 

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.records import state_of
 from chunkvisor_worker.contract.exits import DISK_ERRNOS
+from chunkvisor_worker.contract.frozen import frozen
 
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
@@ -26,7 +26,7 @@ _AS_PARQUET = (
 """What to do with a source of a kind that is not read."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IngestRequest:
     """What to stage: exactly one of column, template and sql makes the text of a row."""
 
@@ -71,7 +71,7 @@ FORMATS = {f".{each}": each for each in SourceFormat} | {".ndjson": SourceFormat
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceFile:
     """One file to read."""
 

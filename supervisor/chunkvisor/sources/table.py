@@ -31,6 +31,7 @@ from chunkvisor.store.records import (
 )
 from chunkvisor.store.reuse import Reuse
 from chunkvisor_worker.contract.files import FileIn
+from chunkvisor_worker.contract.frozen import frozen
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,7 +44,7 @@ _RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
 _BLOCK = 1 << 17  # records or rows that are taken at a time
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableFiles:
     """Every path in the folder of a table. Numbers are little-endian and take eight bytes."""
 
@@ -71,7 +72,7 @@ class TableFiles:
             return False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableSource:
     """Where the rows of one source file stand in the table."""
 
@@ -80,7 +81,7 @@ class TableSource:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableRecord:
     """What the record says of a table."""
 

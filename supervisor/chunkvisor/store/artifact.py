@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.layout import DIGEST_LENGTH
+from chunkvisor_worker.contract.frozen import frozen
 
 BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""
@@ -36,7 +36,7 @@ class BadVectorsError(Exception):
     """The file is not the array that it should be; the message says in which way."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """What a header says."""
 
@@ -46,7 +46,7 @@ class Shape:
     """Where the data begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inspection:
     """What was found in a whole file."""
 

@@ -9,12 +9,13 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, remove_folder, sync_folder
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
@@ -132,7 +133,7 @@ def _with_vectors(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Salvage:
     """What is left of an attempt without a result; positions count from the first text of its spec."""
 
@@ -212,7 +213,7 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
         sync_folder(path.parent)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttemptFolder:
     """The folder of an attempt that runs, or has ended, as the loop has it."""
 

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,13 @@ from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout, numbers_in
 from chunkvisor.store.records import read_if_whole, write_record
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_blocks
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """Texts of a chunk whose vectors were stored together."""
 
@@ -33,7 +34,7 @@ class Part:
     """Of their vectors, one after the other: xxh3-128."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Index:
     """What is known of a chunk that is taken apart."""
 

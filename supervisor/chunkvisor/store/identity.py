@@ -6,7 +6,6 @@ may change at any resume. Of what is probably a secret it has a digest.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.config.choices import digested
@@ -14,6 +13,7 @@ from chunkvisor.config.model import SENTENCE_TRANSFORMERS, Config
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_record
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
 ARITHMETIC = (
@@ -39,7 +39,7 @@ TEXT_KEYS = ("column", "template", "sql", "where")
 """Names of what says which text of a row is encoded, and of which rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """Dotted names and plain values, in the order in which they are shown."""
 
@@ -159,7 +159,7 @@ def _shown(value: Any) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """Chunks of one output, numbered from 0; fixed by the output's first run."""
 
@@ -188,7 +188,7 @@ class Plan:
         return count - (self.chunk_size - self.size(self.count - 1)) * bool(chosen and chosen[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadText:
     """A text that fails alone."""
 
@@ -198,7 +198,7 @@ class BadText:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fixed:
     """What the first run of an output fixes, and what its source was found to hold."""
 
@@ -218,7 +218,7 @@ class Fixed:
     """Nothing is taken over that the workdir had before."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FactsRecord:
     """What is known of the model, and of what computed the vectors."""
 

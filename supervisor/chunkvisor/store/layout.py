@@ -14,7 +14,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +30,7 @@ from chunkvisor_worker.contract.files import (
     sync_folder,
     write_atomic,
 )
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
@@ -83,7 +84,7 @@ def numbers_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutputLayout:
     """Paths of one generation of an output, or of a combined final."""
 
@@ -178,7 +179,7 @@ class OutputLayout:
         return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InvocationFiles:
     """Paths of one invocation of `run`, written for people; nothing is resumed from here."""
 
@@ -194,7 +195,7 @@ class InvocationFiles:
         return self.folder.name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """Paths of a workdir."""
 
@@ -323,7 +324,7 @@ def anything_kept(layout: Layout) -> bool:
 # --- the lock
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LockHolder:
     """Who holds, or last held, a workdir."""
 

@@ -6,12 +6,13 @@ A damaged file is reported as such, and the caller decides.
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_json
 
 _LIMIT_BYTES = 256 << 20  # no record is larger: lists that grow with the rows are files of lines
@@ -82,7 +83,7 @@ def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stamp:
     """A file's digest, and the state of the file when it was computed."""
 
@@ -138,7 +139,7 @@ def state_of(path: Path) -> tuple[int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pin:
     """The commit that a workdir has fixed for a hub id."""
 
@@ -149,7 +150,7 @@ class Pin:
     revision: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelRecord:
     """What a workdir keeps of models."""
 

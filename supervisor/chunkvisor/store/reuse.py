@@ -5,7 +5,7 @@ Chunks are cut out of the others; without a plan, that is all of them.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,10 @@ from chunkvisor.store.records import (
     write_record,
 )
 from chunkvisor_worker.contract.files import FileIn
+from chunkvisor_worker.contract.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """From where vectors were copied."""
 
@@ -38,7 +39,7 @@ class Place:
     """Copied from there."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReuseFiles:
     """Paths in the folder of a plan, which is in that of the chunks and goes with them."""
 
@@ -56,7 +57,7 @@ class ReuseFiles:
     record = FileIn("plan.json")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reuse:
     """A plan on disk, open for reading; its methods raise DamagedError and OSError."""
 

@@ -5,7 +5,7 @@ It is imported before a model begins to load: neither numpy nor what works on ou
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,13 @@ from chunkvisor.events.event import (
 from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import TemplateSpec
 
 _PAUSE_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """What the command line adds to the config."""
 

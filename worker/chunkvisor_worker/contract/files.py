@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from chunkvisor_worker.contract.frozen import frozen
 
 _COPY_BYTES = 1 << 20
 # What is read of a model besides its weights.
@@ -29,7 +30,7 @@ class FileIn:
         return folder / self._name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttemptFiles:
     """Every path in the folder of one attempt, or of another question to a child."""
 

@@ -1,8 +1,10 @@
 """What the parent and its children say to each other, as frozen dataclasses; `wire` has their JSON form."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
+
+from chunkvisor_worker.contract.frozen import frozen
 
 
 class Phase(StrEnum):
@@ -24,7 +26,7 @@ class Phase(StrEnum):
 ONLY_ASK, NO_WEIGHTS = "ask", "none"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
 
@@ -46,7 +48,7 @@ class ModelSpec:
     hub: str | None = None  # if it is there, a cache of the hub that has those commits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EncodeSpec:
     """What shapes the vectors, next to the model."""
 
@@ -62,7 +64,7 @@ class EncodeSpec:
     )  # more arguments for the model's own `encode`
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Upper bounds of one batch. On a worker's standard input: begin, under these; see `LEAVE`."""
 
@@ -82,7 +84,7 @@ LEAVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spec:
     """One attempt at one chunk."""
 
@@ -114,7 +116,7 @@ class Spec:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Beat:
     """Sign of progress."""
 
@@ -134,7 +136,7 @@ class Beat:
     end: int = 0  # as `seq`: of a beat that was read while it was overwritten they differ
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loaded:
     """What a model of sentence-transformers was found to be; short, since each attempt's result repeats it."""
 
@@ -149,7 +151,7 @@ class Loaded:
     notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Facts:
     """What the worker found out about the model, for the manifest."""
 
@@ -166,7 +168,7 @@ class Facts:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """Success, as the worker claims it; the parent verifies before it believes."""
 
@@ -186,7 +188,7 @@ class Result:
     )  # spent in each phase; `ready` is the wait at the gate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cause:
     """One exception of a chain."""
 
@@ -198,7 +200,7 @@ class Cause:
     http_status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """Why there is no result."""
 
@@ -211,7 +213,7 @@ class Fault:
     wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchLine:
     """A line of an attempt's batch log; one of the three."""
 
@@ -225,7 +227,7 @@ class BatchLine:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProvokedFault:
     """A fault that an integration test has asked for (`chunkvisor.testing`), and the place where it strikes."""
 
@@ -235,7 +237,7 @@ class ProvokedFault:
     times: int = 1  # in how many attempts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProbedGpu:
     """A GPU on which torch has computed."""
 
@@ -244,7 +246,7 @@ class ProbedGpu:
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProbeReport:
     """What torch is here, and how far it comes with the GPU; rewritten after every step, in case the next one dies."""
 
@@ -260,7 +262,7 @@ class ProbeReport:
 MESSAGE_LIMIT_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TemplateSpec:
     """What a template process loads; parent and template say one JSON message a datagram."""
 
@@ -269,7 +271,7 @@ class TemplateSpec:
     import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TemplateOrder:
     """Start a worker for the attempt in the folder, with two descriptors, its standard input and log."""
 
@@ -278,7 +280,7 @@ class TemplateOrder:
     removed: tuple[str, ...]  # variables that only the template has
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TemplateNews:
     """From the template; one of them."""
 
@@ -293,7 +295,7 @@ class TemplateNews:
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LengthsTask:
     """Texts of one output, whose lengths in tokens are asked for before any run."""
 
@@ -306,7 +308,7 @@ class LengthsTask:
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LengthsRequest:
     """Texts of several outputs, for one model."""
 
@@ -314,7 +316,7 @@ class LengthsRequest:
     tasks: tuple[LengthsTask, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LengthsReport:
     """Of one task."""
 
@@ -329,7 +331,7 @@ class LengthsReport:
     blank_ends: int  # texts looked at that end with a blank
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LengthsAnswer:
     """The reports, in the order of the tasks."""
 

@@ -7,11 +7,11 @@ fail, allocations included, so it is the cause wherever it is in a chain. Number
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 from chunkvisor_worker.contract.exits import FAILING_ERRNOS, FULL_ERRNOS, Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Phase
 
 # Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input.
@@ -31,7 +31,7 @@ ON_TEXTS = (
 )  # the worker is handling texts: one of them can be the cause
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
 
@@ -44,7 +44,7 @@ class Sign:
     pattern: str | None = None  # searched in the head of the message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """A fault that we know."""
 

@@ -1,10 +1,10 @@
 """Tells what a fault is, by the table of `rules`, and reads the figures of torch's out-of-memory message."""
 
 import re
-from dataclasses import dataclass
 from signal import SIGABRT, Signals
 
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, ON_TEXTS, RULES, Rule, Sign
 
@@ -54,7 +54,7 @@ _LIBRARIES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Diagnosis:
     """What a fault is."""
 
@@ -159,7 +159,7 @@ _NOBODYS_BYTES = (
 _CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OomFigures:
     """What the GPU's memory was at the time; figures of GiB are rounded to 0.01 of one."""
 

@@ -5,12 +5,13 @@ import json
 import re
 import types
 import typing
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, read_bounded, write_atomic
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import BatchLine, Beat, Facts
 
 Message = TypeVar("Message")
@@ -99,7 +100,7 @@ def read_beat(path: Path) -> Beat | None:
     return beat if beat is not None and beat.end == beat.seq else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchRecord:
     """What a batch log says."""
 

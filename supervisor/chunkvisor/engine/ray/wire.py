@@ -1,19 +1,20 @@
 """What parent, bridge and agents say to each other, one JSON message a line."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Site
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 
 # On which two machines must agree.
 VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Terms:
     """What holds for all nodes of a run: the first line to the bridge, and to each agent. The others are orders."""
 
@@ -28,7 +29,7 @@ class Terms:
     template: TemplateSpec  # the model, with its path on the parent's machine
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeOrder:
     """To a node or to one of its workers. It says one thing."""
 
@@ -43,7 +44,7 @@ class NodeOrder:
     signal: int | None = None  # send it to the worker and to all that it has started
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cluster:
     """How the bridge gets on with the cluster."""
 
@@ -54,7 +55,7 @@ class Cluster:
     why: str = ""  # there is nothing to work on
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeReport:
     """From the bridge, a node, or one of its workers. It says one thing."""
 
