@@ -43,7 +43,7 @@ class Desk(Workplace):
         """The file made."""
         return np.load(self.out, allow_pickle=False)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self, _: str = "") -> dict[str, Any]:
         """Its description."""
         return json.loads(self.out.with_suffix(".json").read_text())
 

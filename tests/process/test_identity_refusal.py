@@ -1,6 +1,5 @@
 """What would give other vectors is refused with words for the old and the new; what would not, is not."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -151,23 +150,3 @@ def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) 
     assert finished.vectors().tobytes() == expected([*TEXTS[:2], "n0", "n1", "n2"]).tobytes()
     (left,) = (finished.hidden / "outputs/out").glob("0*")
     assert left.name == "0003"
-
-
-def test_killed_while_it_moves_on(
-    finished: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill before the next generation has its number loses nothing; the same command goes on."""
-    final = (finished.workdir / "out.npy").read_bytes()
-    rename = Path.rename
-
-    def die(path: Path, target: Path) -> Path:
-        if path.parent == finished.hidden / "outputs/out":
-            raise OSError(5, os.strerror(5), str(path))
-        return rename(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", die)
-        assert finished.run_here("--from-scratch").returncode == 74
-    assert (finished.workdir / "out.npy").read_bytes() == final
-    assert finished.run_here("--from-scratch").returncode == 0
-    assert finished.vectors().tobytes() == expected(TEXTS).tobytes()

@@ -44,8 +44,7 @@ def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:
     assert place.manifest()["rows"] == len(texts)
     ended = place.here("verify", str(place.workdir))
     assert ended.returncode == 0, ended.stdout
-    left = [path.name for path in place.workdir.iterdir() if path.name.startswith(".out.")]
-    assert not left
+    assert not [path for path in place.hidden.iterdir() if path.name.startswith("out.")]
 
 
 @pytest.mark.parametrize("change", CHANGES)

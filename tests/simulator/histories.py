@@ -20,6 +20,21 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "an output that waits is planned when the other is settled, and only then is that joined",
+        {"chunks": 1, "outputs": 2, "waits": True, "standby": 1},
+        """
+        join 0                 | start 1 on 0: 0..8
+        ready 1, crashed 1     | go 1: 32
+        wait 5                 | start 2 on 0: 0..8 own first
+        ready 2                | look 0
+        looked 0 good          | go 2: 32
+        ok 2                   | keep 2, plan 1
+        wait 1                 |
+        wait 1                 | join 0, start 3 on 0: 1/0..8
+        ready 3, ok 3          | go 3: 32, keep 3, join 1
+        """,
+    ),
+    (
         "a device gets its prepared worker when it is given back",
         {"standby": 1},
         """

@@ -23,6 +23,7 @@ from chunkvisor.heart.instructions import (
     LookAtDevice,
     LowerLimits,
     OpenGate,
+    PlanOutput,
     QuarantineTexts,
     StartWorker,
     Task,
@@ -81,14 +82,19 @@ class Play:
         rows: int = 32,
         done: int = 0,
         templates: bool = False,
+        waits: bool = False,
         **given: Any,
     ) -> None:
-        """With `templates`, workers are forked from one if their work lets them be, and it is said which are not."""
+        """With `templates`, workers are forked from one if their work lets them be, and it is said which are not.
+
+        `waits`: the second output is planned once the first is settled.
+        """
         self._templates = templates
         self.now_s = 0.0
         self.disk_full = self.host_oom = self.halted = False
         self.workers: dict[int, Worker] = {}
         self._joins: list[Future[Any]] = []  # under way
+        self._made: dict[Future[Any], Any] = {}  # what comes of them
         self._longest = LONGEST
         self._said: list[str] = []
         self._start: StartWorker | None = None
@@ -96,6 +102,10 @@ class Play:
         self.disk = Disk(plans, self._on_write)
         self.outputs = [self._open(files, Limits(rows)) for files in self.disk.files]
         self.disk.outputs = self.outputs
+        if waits:
+            planned = self._open(self.disk.files[1], Limits(rows))
+            self.outputs[1].waits_for = frozenset({0})
+            self.outputs[1].prepare = lambda _: (planned, [])
         for chunk in range(done):
             self.outputs[0].ledger.commit(
                 chunk, cast("Any", {text: text for text in range(chunks * size)}), "", FACTS
@@ -140,7 +150,7 @@ class Play:
             verb, *rest = each.split()
             if verb != "damaged":
                 for future in self._joins:
-                    future.set_result({"rows": 1, "dimension": 1, "path": ""})
+                    future.set_result(self._made[future])
                 self._joins.clear()
             self._happens(verb, rest)
             if not self.halted:
@@ -258,6 +268,9 @@ class Play:
         """Begin a join, which ends when something else happens, or is found to be `damaged`."""
         future = Future[Any]()
         self._joins.append(future)
+        is_plan = any(each.prepare is join for each in self.outputs)
+        made = join(None) if is_plan else {"rows": 1, "dimension": 1, "path": ""}
+        self._made[future] = made
         return future
 
     # --- in words
@@ -289,6 +302,8 @@ class Play:
                 return f"end {worker}"
             case AskToLeave(worker):
                 return f"leave {worker}"
+            case PlanOutput(output):
+                return f"plan {output}"
             case LookAtDevice(device):
                 return f"look {device}"
             case KeepVectors(worker):

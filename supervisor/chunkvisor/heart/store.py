@@ -281,6 +281,7 @@ class ResultStore:
     def plan(self, number: int) -> None:
         """Have the output planned, once a join that is under way is done; see `OutputRun.prepare`."""
         self._to_plan.add(number)
+        self._signals.wake()
 
     def _begin(self, number: int, job: Callable[[Callable[[], None]], Any]) -> None:
         future = self._pool.submit(job, self._still_wanted)
