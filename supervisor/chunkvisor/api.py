@@ -227,11 +227,10 @@ def encode(
             # Before the texts are read: a typing error costs nothing then.
             config = from_values(values, folder, overrides)
             if config.outputs[OUTPUT].where is not None:
-                why = "texts are left out then, and encode returns a vector for each"
                 raise config_error(
                     f"outputs.{OUTPUT}.where is for chunkvisor.run alone",
-                    why=why,
-                    remedy="Leave it out, or use a config.",
+                    "Leave it out, or use a config.",
+                    why="texts are left out then, and encode returns a vector for each",
                 )
             source = write_texts(texts, work)
             if source is None:
@@ -271,9 +270,9 @@ def write_texts(given: Any, folder: Path) -> Path | None:
         or isinstance(given, str | bytes | os.PathLike | set | frozenset)
         or not isinstance(given, Iterable)
     ):
-        remedy = "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] of a table."
         raise config_error(
-            f"texts is {type(given).__name__}, and not a list of texts", remedy=remedy
+            f"texts is {type(given).__name__}, and not a list of texts",
+            "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] of a table.",
         )
     digest = hashlib.sha256()
     partial = Path()
@@ -304,15 +303,16 @@ def write_texts(given: Any, folder: Path) -> Path | None:
 def _line(text: Any, index: int) -> bytes:
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
     if text is not None and not isinstance(text, str):
-        what = f"{_place_of(index)} is not a string: {type(text).__name__} {text!r:.60}"
-        remedy = "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one of their keys)."
-        raise config_error(what, remedy=remedy)
+        raise config_error(
+            f"{_place_of(index)} is not a string: {type(text).__name__} {text!r:.60}",
+            "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one of their keys).",
+        )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        what = f"{_place_of(index)} has a lone surrogate, {error.object[error.start]!r}"
         raise config_error(
-            what, remedy="Correct it: it is half of a character, such as an emoji cut in two."
+            f"{_place_of(index)} has a lone surrogate, {error.object[error.start]!r}",
+            "Correct it: it is half of a character, such as an emoji cut in two.",
         ) from None
 
 
@@ -382,7 +382,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
         return None if stop_after is None else seconds_of(stop_after)
     except ValueError as error:
         raise config_error(
-            f"stop_after: {error}", remedy="Give seconds, or a time such as '3h'."
+            f"stop_after: {error}", "Give seconds, or a time such as '3h'."
         ) from None
 
 
@@ -393,8 +393,9 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     try:
         make_folders(place, mode=0o755)
     except OSError as error:
-        what = f"the workdir {place} cannot be made: {error.strerror}"
-        raise config_error(what, remedy="Choose another folder.") from None
+        raise config_error(
+            f"the workdir {place} cannot be made: {error.strerror}", "Choose another folder."
+        ) from None
     failed = False
     try:
         yield place

@@ -57,9 +57,9 @@ class ChunkvisorError(Exception):
         self,
         code: ExitCode,
         what: str,
+        remedy: str = "",
         *,
         why: str = "",
-        remedy: str = "",
         log: Path | None = None,
         see: str = "",
     ) -> None:
@@ -144,17 +144,19 @@ def no_workdir(path: Path) -> Halt:
     """Return a Halt for a path that was given as a workdir and is not one."""
     if path.exists():
         return config_error(
-            f"{path} is not a workdir of chunkvisor", remedy="Give the config, or the folder in it."
+            f"{path} is not a workdir of chunkvisor", "Give the config, or the folder in it."
         )
     made = path.with_suffix("")
     if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
-        what = f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder"
-        return config_error(what, remedy=f"Nothing is left to do; {to_check(made)}")
+        return config_error(
+            f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder",
+            f"Nothing is left to do; {to_check(made)}",
+        )
     return config_error(
-        f"{path} does not exist", remedy="Give the config, or the folder that is its workdir."
+        f"{path} does not exist", "Give the config, or the folder that is its workdir."
     )
 
 
-def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:
+def config_error(what: str, remedy: str, *, why: str = "") -> Halt:
     """Return a Halt for a wrong config, model or input (exit 78)."""
-    return Halt(ExitCode.CONFIG, what, why=why, remedy=remedy)
+    return Halt(ExitCode.CONFIG, what, remedy, why=why)

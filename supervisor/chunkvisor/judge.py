@@ -288,9 +288,12 @@ def _without_record(
         reason = (
             "was killed by the kernel because the machine, or its memory limit, ran out of memory"
         )
-        remedy = "Give it more memory, or smaller batches and chunks."
         return replace(
-            base, outcome=Outcome.HOST_OOM, reason=reason, remedy=remedy, row_can_cause=True
+            base,
+            outcome=Outcome.HOST_OOM,
+            reason=reason,
+            remedy="Give it more memory, or smaller batches and chunks.",
+            row_can_cause=True,
         )
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:

@@ -48,9 +48,12 @@ def is_terminal(stream: TextIO | None) -> bool:
 def unwritten(error: OSError) -> Halt:
     """Return the end of a command whose output cannot be written; it is not tried again."""
     _silence(sys.stdout)
-    what = "standard output cannot be written"
-    remedy = "free some space on the target disk"
-    return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
+    return Halt(
+        ExitCode.DISK,
+        "standard output cannot be written",
+        "free some space on the target disk",
+        why=str(error),
+    )
 
 
 def write(stream: TextIO | None, text: str) -> None:

@@ -79,7 +79,7 @@ class Report:
                 raise Halt(
                     ExitCode.TRY_AGAIN,
                     f"{layout.manifest} was removed a moment ago",
-                    remedy="Run the same command again.",
+                    "Run the same command again.",
                 )
             rows = tuple(
                 QuarantinedRow(**{key: each[key] for key in keys})

@@ -205,7 +205,7 @@ def end_in_words(
             if verdict.before_first_batch:
                 phase = f"in phase {verdict.phase}, before the first batch: no text is the cause"
                 because = f"{because.rstrip('.')} ({phase})"
-    return Halt(code, what, why=because, remedy=remedy, see=see)
+    return Halt(code, what, remedy, why=because, see=see)
 
 
 def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | None) -> Halt:
@@ -223,7 +223,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
             "That many failures rarely come from the texts: if all fail alike, it is the encoder or the model. "
             f"{last_remedy(verdict)} Else correct the texts, or raise recovery.max_bad_rows."
         )
-    return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, see=verdict.see)
+    return Halt(ExitCode.CONFIG, what, remedy, why=verdict.reason, see=verdict.see)
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:
@@ -231,10 +231,10 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     return Halt(
         ExitCode.CONFIG,
         f"halted at {output}: none of its texts can be encoded",
+        "Check source and model, and correct what is wrong. Then run the same command again: it tries all texts "
+        "again.",
         why=last.reason if last is not None else "",
         see=str(last.outcome) if last is not None else "",
-        remedy="Check source and model, and correct what is wrong. Then run the same command again: it tries all texts "
-        "again.",
     )
 
 
@@ -243,8 +243,8 @@ def damaged_again(output: str, chunk: int) -> Halt:
     return Halt(
         ExitCode.DISK,
         f"chunks of {output} are damaged again and again; the last one is {chunk}",
+        "Move the workdir to another disk, then run the same command again.",
         why="the disk or the memory of this machine is failing",
-        remedy="Move the workdir to another disk, then run the same command again.",
     )
 
 
@@ -347,8 +347,8 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     return Halt(
         ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN,
         f"not complete: {listed(chunks, 10)} failed in every try; everything else is done",
+        f"{last_remedy(last.verdict)} Then run the same command again.",
         why=last.verdict.reason,
-        remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last.log,
         see=last.verdict.see,
     )

@@ -123,8 +123,8 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"the run did not recover from: {', '.join(each['fault'] for each in failed)}",
+            f"Read the logs of these runs in {folder}",
             why=failed[0]["problem"],
-            remedy=f"Read the logs of these runs in {folder}",
         )
 
 
@@ -160,7 +160,7 @@ def tune(
         raise Halt(
             ExitCode.QUARANTINED,
             f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32",
-            remedy="Choose one by the table, and set it in the config.",
+            "Choose one by the table, and set it in the config.",
         )
     if write and found["changes"]:
         target = config.resolve()  # a link stays a link
@@ -169,9 +169,7 @@ def tune(
         )  # as bytes: line ends stay
         if text is None:
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
-            raise config_error(
-                f"cannot edit {config} automatically", remedy=f"Set by hand: {lines}"
-            )
+            raise config_error(f"cannot edit {config} automatically", f"Set by hand: {lines}")
         mode = target.stat().st_mode & 0o777
         write_atomic(target, text.encode("utf-8"))
         target.chmod(mode)
@@ -194,7 +192,7 @@ def init(path: Path) -> None:
     except OSError as error:
         raise config_error(
             f"{target} cannot be written: {error.strerror}",
-            remedy="Name another file: chunkvisor init OTHER.yaml",
+            "Name another file: chunkvisor init OTHER.yaml",
         ) from None
     quoted = shlex.quote(str(target))
     say(

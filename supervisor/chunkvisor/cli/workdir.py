@@ -65,9 +65,9 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         raise Halt(
             ExitCode.QUARANTINED,
             f"{sum(differs):,} of {len(differs):,} vectors differ from those computed now",
-            why="the model, its padding or the hardware gave other values during the run",
-            remedy="Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, run "
+            "Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, run "
             "`chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
+            why="the model, its padding or the hardware gave other values during the run",
         )
     if expect is not None:
         encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
@@ -136,8 +136,8 @@ def report(workdir: Path, output: Path | None) -> None:
         raise Halt(
             ExitCode.DISK,
             f"the report {path} cannot be written",
+            "Name another place: chunkvisor report WORKDIR -o FILE.html",
             why=str(error),
-            remedy="Name another place: chunkvisor report WORKDIR -o FILE.html",
         ) from None
     say(path)
 
@@ -177,13 +177,13 @@ def verify(workdir: Path, as_json: bool) -> None:
         raise Halt(
             ExitCode.DISK,
             f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing",
-            remedy="Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
+            "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
             "`chunkvisor clean` removes chunk files of finished outputs, which are not needed.",
         )
     if not findings:
         raise config_error(
             f"nothing in {workdir} can be verified yet: no chunk is finished",
-            remedy=f"`chunkvisor status {workdir}` shows how far it is.",
+            f"`chunkvisor status {workdir}` shows how far it is.",
         )
     if not as_json:
         say(

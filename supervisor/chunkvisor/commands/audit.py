@@ -75,7 +75,7 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
     ]
     if not finished:
         raise config_error(
-            f"no output in {workdir} is finished", remedy="Let the run complete, then audit it."
+            f"no output in {workdir} is finished", "Let the run complete, then audit it."
         )
     for output, manifest in finished:
         yield _of_output(layout, output, manifest, rows, device, loaded)
@@ -98,8 +98,8 @@ def _of_output(
     except DamagedError as error:
         raise config_error(
             f"the texts of output {output.name} are not in the workdir any more, or damaged",
+            "Audit before `chunkvisor clean`, which removes them.",
             why=str(error),
-            remedy="Audit before `chunkvisor clean`, which removes them.",
         ) from None
     # Not the same rows each time: every audit looks at others.
     count = manifest["rows"]
@@ -119,7 +119,7 @@ def _of_output(
         if not Path(path).is_dir():
             raise config_error(
                 f"the model of the run is not here: {path}",
-                remedy="Put it back, or let `chunkvisor run` fetch it again.",
+                "Put it back, or let `chunkvisor run` fetch it again.",
             )
     given = {
         "path": path,
@@ -161,15 +161,13 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
     `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in that way; OSError.
     """
     if path.exists():
-        raise config_error(
-            f"{path} already exists", remedy="Name another file, or remove this one."
-        )
+        raise config_error(f"{path} already exists", "Name another file, or remove this one.")
     fit = next((audit for audit in audits if audit.encode == encode and audit.expected), None)
     if fit is None:
         raise config_error(
             f"nothing was written to {path}: no output is encoded as the section `encode` of the config says",
+            "Give the config, and have one output without its own `encode`.",
             why="model.expect is checked with that section, without the overrides of outputs",
-            remedy="Give the config, and have one output without its own `encode`.",
         )
     write_blocks(path, fit.expected)
     return len(fit.expected)
@@ -198,5 +196,5 @@ def _stored(
         raise Halt(
             ExitCode.DISK,
             f"the final file of {output.name} is damaged: {error}",
-            remedy="Run the same config again: it makes the file again.",
+            "Run the same config again: it makes the file again.",
         ) from None

@@ -498,18 +498,29 @@ def _compared(case: Case, sample: Sample) -> Finding:
         blame = "config" if case.place == "plugin" else "machine"
         return Finding("encoding", FAULT, meaning, mend, blame)
     if elsewhere > 0.01:
-        meaning = (
-            "two processes that load the model give the same text vectors that differ by "
-            f"{elsewhere:.2g} of their size: each has other weights"
-        )
         mend = "Load all weights from a file: each process draws at random what a folder lacks."
-        return Finding("encoding", FAULT, meaning, mend, "config")
+        return Finding(
+            "encoding",
+            FAULT,
+            "two processes that load the model give the same text vectors that differ by "
+            f"{elsewhere:.2g} of their size: each has other weights",
+            mend,
+            "config",
+        )
     if (vectors[0] == vectors[1]).all():
-        meaning = "two different texts get the same vector: the texts do not reach the model"
         mend = "Check the encoder, or download the model again with all its files."
-        return Finding("encoding", WARNING, meaning, mend, "config")
-    meaning = f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions"
-    return Finding("encoding", OK, meaning)
+        return Finding(
+            "encoding",
+            WARNING,
+            "two different texts get the same vector: the texts do not reach the model",
+            mend,
+            "config",
+        )
+    return Finding(
+        "encoding",
+        OK,
+        f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions",
+    )
 
 
 # In the order in which they are shown.

@@ -56,8 +56,8 @@ def drill(
     if distinct < CHUNKS:
         raise config_error(
             f"output {name} has {distinct} different texts in its first {ROWS} rows",
+            "Put an output with more texts first.",
             why=f"a drill needs {CHUNKS}",
-            remedy="Put an output with more texts first.",
         )
     device = config.device[0]
     output = config.outputs[name].model_dump(
@@ -117,8 +117,8 @@ def drill(
         raise Halt(
             ExitCode(code or ExitCode.DISK),
             "the undisturbed run did not complete, so there is nothing to drill",
+            f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
             why=words,
-            remedy=f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
         )
     events = [entry.event for entry in read_events(layout.events)]
     phases = [each.phase_s for each in events if isinstance(each, ChunkCommitted)]

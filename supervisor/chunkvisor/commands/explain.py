@@ -59,7 +59,7 @@ def explain(words: str) -> str:
             raise Halt(
                 ExitCode.USAGE,
                 f"the handbook has no entry {words}; {did_you_mean(wanted, names())}",
-                remedy="`chunkvisor explain` without a name lists them all.",
+                "`chunkvisor explain` without a name lists them all.",
             )
     blocks = [wanted]
     for head, text in _of_rule(rule) if rule else _of_outcome(wanted):
@@ -121,6 +121,6 @@ def _recognized(text: str) -> str:
         raise Halt(
             ExitCode.USAGE,
             "no rule of the handbook knows this message",
-            remedy="Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log",
+            "Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log",
         )
     return found.rule.name

@@ -146,9 +146,7 @@ def retry(workdir: Path) -> int:
             return sum(map(_reopen, outputs))
         except DamagedError as error:
             raise Halt(
-                ExitCode.DISK,
-                f"{error} is damaged",
-                remedy="`chunkvisor run` shows what can be done.",
+                ExitCode.DISK, f"{error} is damaged", "`chunkvisor run` shows what can be done."
             ) from None
 
 

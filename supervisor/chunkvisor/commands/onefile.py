@@ -49,9 +49,9 @@ def loaded_of(
     output = config.outputs[OUTPUT]
     for key in (*FORM_KEYS, "where"):
         if getattr(output, key) != type(output).model_fields[key].default:
-            remedy = "Write a config (`chunkvisor init`): `encode` makes one .npy of float32."
             raise config_error(
-                f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", remedy=remedy
+                f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone",
+                "Write a config (`chunkvisor init`): `encode` makes one .npy of float32.",
             )
     return LoadedConfig(config, folder / "(command line)", folder, overrides, by_options=True)
 
@@ -97,9 +97,9 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     if (
         config.workdir.stat().st_dev != out.parent.stat().st_dev
     ):  # no rename puts the file in its place
-        what = f"{config.workdir} is not on the disk of {out.parent}"
         raise config_error(
-            what, remedy="Choose a folder on that disk by --workdir, or leave the option out."
+            f"{config.workdir} is not on the disk of {out.parent}",
+            "Choose a folder on that disk by --workdir, or leave the option out.",
         )
     more = {_MADE_FROM: made_from.values}
     try:
@@ -137,17 +137,19 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
         manifest = read_sealed(out.with_suffix(".json"))
     before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
     if manifest is None or before is None:
-        what = f"{out} already exists, and `chunkvisor encode` did not make it"
-        raise config_error(what, remedy="Choose another name by -o, or move it away.")
+        raise config_error(
+            f"{out} already exists, and `chunkvisor encode` did not make it",
+            "Choose another name by -o, or move it away.",
+        )
     # `retry` may have been called since.
     if anew or (manifest["quarantined"] and state.generation):
         return None
     remedy = "Choose another name by -o, or replace it by adding --from-scratch."
     if changes := differences(before, made_from):
         what = f"{out} already exists, with {counted(manifest['rows'], 'row')}, but it was made differently:"
-        raise config_error("\n  ".join([what, *changes]), remedy=remedy)
+        raise config_error("\n  ".join([what, *changes]), remedy)
     if f"sha256:{digest_file(out)}" != manifest["digest"]:
-        raise config_error(f"{out} has changed since it was made", remedy=remedy)
+        raise config_error(f"{out} has changed since it was made", remedy)
     return int(manifest["quarantined_rows"])
 
 

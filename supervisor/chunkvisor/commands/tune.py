@@ -57,20 +57,20 @@ def tune(
     if config.model.is_plugin:
         raise config_error(
             "tune compares settings of a sentence-transformers model; this config has a plug-in encoder",
-            remedy="Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.",
+            "Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.",
         )
     layout = Layout(config.workdir)
     source = source_at_hand(config.model, layout.model)
     if source is None:
         raise config_error(
             f"the model {name} is not on this machine yet",
-            remedy=f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL",
+            f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL",
         )
     model = source.spec(config.model)
     if any(read_facts(layout.output(output)) for output in config.outputs):
         raise config_error(
             f"outputs in {config.workdir} have begun, so their dtype and attention are fixed",
-            remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER",
+            "Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER",
         )
     devices = find_devices(config.device)
     on_gpu = devices[0].kind == "cuda"

@@ -252,9 +252,7 @@ def without_secret(text: str) -> str:
 
 
 def _wrong_config(*problems: str) -> Halt:
-    return config_error(
-        "\n".join(problems), remedy="Correct this, then run the same command again."
-    )
+    return config_error("\n".join(problems), "Correct this, then run the same command again.")
 
 
 def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None:

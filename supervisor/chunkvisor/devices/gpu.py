@@ -173,10 +173,10 @@ def find_devices(
         raise Halt(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
-            why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
-            remedy=f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, install or load "
+            f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, install or load "
             "one; start a container with GPU access. Or use the CPU: set device to cpu. `chunkvisor doctor CONFIG` "
             "shows what else is wrong.",
+            why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
         )
     return tuple(visible) if "cuda" in wanted else tuple(visible[index] for index in indices)
 

@@ -359,9 +359,9 @@ class LocalEngine:
             raise Halt(
                 ExitCode((rule and rule.exit_code) or usual),
                 "no worker can be started warm",
-                why=f"of the template process: {self.failure}",
-                remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
+                f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
                 "then run the same command again.",
+                why=f"of the template process: {self.failure}",
                 log=self._files.log,
             )
 

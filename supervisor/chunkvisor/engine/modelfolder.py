@@ -258,9 +258,9 @@ def _check_prompts(
         if name is not None and name not in known:
             raise config_error(
                 f"{key}: the model {model.name} has no prompt {name!r}",
-                why=f"it has {', '.join(map(repr, known)) or 'none'}",
-                remedy='Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
+                'Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
                 "for none.",
+                why=f"it has {', '.join(map(repr, known)) or 'none'}",
             )
     default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")
     without, idle = list[str](), list[str]()
@@ -311,9 +311,9 @@ def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
     if code and model.trust_remote_code is None:
         raise config_error(
             f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say whether to run it",
+            _either_way(model, (folder / places[0]).parent),
             why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code transformers takes its own "
             "class, and the vectors may be others than the author's",
-            remedy=_either_way(model, (folder / places[0]).parent),
         )
     return code
 
@@ -353,8 +353,8 @@ def _refuse_pointers(model: ModelConfig | ModelSpec, folder: Path) -> None:
     if found:
         raise config_error(
             f"{model.name}: pointers of Git LFS stand in the place of files: {listed(found, 4)}",
+            f"In {folder} run `git lfs pull`; or download the model again.",
             why="the checkout has not fetched the files themselves",
-            remedy=f"In {folder} run `git lfs pull`; or download the model again.",
         )
 
 
@@ -365,18 +365,20 @@ def _refuse_wrong_kind(
     if kind != _OURS:
         raise config_error(
             f"{model.name} is a model of the class {kind}, not {_OURS}",
+            f"Choose an embedding model as model.name, or encode with {kind} in a plug-in encoder.",
             why=f'{_NAMED_IN} says "model_type": "{kind}"; its last layers would be left out',
-            remedy=f"Choose an embedding model as model.name, or encode with {kind} in a plug-in encoder.",
         )
     if modules is None and model.pooling is None:
         raise config_error(
             f"{model.name} does not say how the vectors of its tokens become one: it has no modules.json",
+            "Set model.pooling to mean, cls, lasttoken or max, as the model's author says.",
             why="sentence-transformers would make up a pooling, which may not be that of the model's training",
-            remedy="Set model.pooling to mean, cls, lasttoken or max, as the model's author says.",
         )
     if modules is not None and model.pooling is not None:
-        what = f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says how it pools"
-        raise config_error(what, remedy="Leave model.pooling out.")
+        raise config_error(
+            f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says how it pools",
+            "Leave model.pooling out.",
+        )
 
 
 def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
@@ -384,9 +386,9 @@ def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
     if isinstance(name, str) and not name.startswith("torch."):
         raise config_error(
             f"{model.name} has a Dense layer with the activation {name}, which is not part of torch",
+            "If you trust it, set model.trust_remote_code to true; or choose another model.",
             why=f"{path}/config.json names it; without model.trust_remote_code sentence-transformers puts Tanh in its "
             "place",
-            remedy="If you trust it, set model.trust_remote_code to true; or choose another model.",
         )
 
 
@@ -413,6 +415,6 @@ def _refuse_undecided_route(
         raise config_error(
             f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
             f"encode.task is {task or 'not set'}",
+            f"Set {ways}; under outputs.{output} for this output alone.",
             why=f"{place} has the routes",
-            remedy=f"Set {ways}; under outputs.{output} for this output alone.",
         )

@@ -88,10 +88,10 @@ class ModelSource:
         if changed:
             raise config_error(
                 f"the model folder {self.path} was changed during the run",
+                "Put the folder back as it was, and run the same command again: what was committed before the "
+                "change stays. Or choose another workdir for the changed model.",
                 why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
                 "file",
-                remedy="Put the folder back as it was, and run the same command again: what was committed before the "
-                "change stays. Or choose another workdir for the changed model.",
             )
 
     def settled_since(self, time_ns: int) -> bool:
@@ -125,8 +125,10 @@ def _files_of(folder: Path) -> Iterator[Path]:
 def _require_model(folder: Path) -> None:
     """Raise Halt (78) if no file says what the folder's model is."""
     if not any(os.access(folder / name, os.R_OK) for name in ("config.json", "modules.json")):
-        what = f"{folder} holds no model: it has neither config.json nor modules.json that you may read"
-        raise config_error(what, remedy=NAME_REMEDY)
+        raise config_error(
+            f"{folder} holds no model: it has neither config.json nor modules.json that you may read",
+            NAME_REMEDY,
+        )
 
 
 # --- resolving
@@ -191,10 +193,10 @@ def resolve_hub(
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"{what} cannot be downloaded",
-                why=f"{found.reason.rstrip('.')}; and there is no folder of that name here",
-                remedy=_OFFLINE
+                _OFFLINE
                 if found.outcome is Outcome.HUB
                 else found.remedy.replace("OWNER/NAME", name),
+                why=f"{found.reason.rstrip('.')}; and there is no folder of that name here",
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
@@ -292,7 +294,7 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     else:
         raise config_error(
             f"there is no model folder {model.name} here, and no hub id looks like that",
-            remedy=NAME_REMEDY,
+            NAME_REMEDY,
         )
     if found is None or found.path is None:
         return None

@@ -77,10 +77,10 @@ class Expected:
             why += f" ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
         return config_error(
             f"the model {model.name} does not give the vectors that model.expect says",
-            why=why,
-            remedy="Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
+            "Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
             "encode.prompt and encode.normalize with its page, and the versions of transformers and "
             "sentence-transformers. Or correct the file.",
+            why=why,
         )
 
 
@@ -92,7 +92,7 @@ def read_expected(path: Path) -> Expected:
     except OSError as error:
         raise config_error(
             f"model.expect: {path} cannot be read: {error.strerror}",
-            remedy="Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
+            "Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
         ) from None
     texts = list[str]()
     vectors = list[npt.NDArray[np.float32]]()
@@ -113,8 +113,8 @@ def read_expected(path: Path) -> Expected:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise config_error(
                 f"model.expect: line {number} of {path} is not what is expected",
+                'Correct it: each line is like {"text": "some words", "vector": [0.25, -0.5]}.',
                 why="it must have a text and a vector of finite numbers, not all of them 0, as many as the lines above",
-                remedy='Correct it: each line is like {"text": "some words", "vector": [0.25, -0.5]}.',
             ) from None
         texts.append(text)
         vectors.append(vector)
@@ -145,9 +145,8 @@ class Trial:
         return Halt(
             ExitCode(self.verdict.exit_code or ExitCode.TRY_AGAIN),
             f"{what}: {self.verdict.outcome}",
+            self.verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
             why=f"{self.verdict.reason}; the last line of the worker's log: {self.log_line or 'nothing'}",
-            remedy=self.verdict.remedy
-            or "Run `chunkvisor doctor` to check the machine and the model.",
             see=self.verdict.see,
         )
 

@@ -202,8 +202,8 @@ class Loop:
             raise Halt(
                 ExitCode.MACHINE,
                 f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be killed",
+                "Reboot the machine, then run the same command again.",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
-                remedy="Reboot the machine, then run the same command again.",
                 log=slot.attempt.files.log,
             )
 

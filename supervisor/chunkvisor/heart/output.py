@@ -278,6 +278,6 @@ def texts_damaged(error: Exception) -> Halt:
     return Halt(
         ExitCode.DISK,
         "the copy of the texts in the workdir was changed while the run was reading it",
+        "Run the same command again: it reads the source again.",
         why=str(error),
-        remedy="Run the same command again: it reads the source again.",
     )

@@ -114,11 +114,9 @@ def stopped(signals: Signals) -> Halt:
     remedy = f"Run the same command again to continue{KEPT}."
     if signals.first is None:
         after = human_time(signals.stop_after_s or 0.0)
-        return Halt(
-            ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy
-        )
+        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
-    return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
+    return Halt(code, f"stopped by {signals.first.name}", remedy)
 
 
 @frozen

@@ -40,8 +40,8 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
             )
             raise config_error(
                 f"combine.{name}: {listed}",
+                "Give them the same source and the same `where`, or combine others.",
                 why="Row i of the combined final is row i of each of them.",
-                remedy="Give them the same source and the same `where`, or combine others.",
             )
 
 
@@ -95,11 +95,10 @@ def combine(
         digest = write_final(layout, written, rows, numbers, form, side_by_side())
         quarantined = list_quarantined(layout, _quarantined_in_any(outputs, members))
     except (BadVectorsError, DamagedError) as error:
-        remedy = "Move it away, and run the same command again: it is made again."
         raise Halt(
             ExitCode.DISK,
             f"a final that {layout.name} is made of is damaged: {error}",
-            remedy=remedy,
+            "Move it away, and run the same command again: it is made again.",
         ) from None
     manifest = {
         "rows": rows,

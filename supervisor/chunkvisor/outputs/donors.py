@@ -86,8 +86,10 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Don
     for folder in folders:
         layout = Layout(folder)
         if not layout.outputs.is_dir():
-            what = f"reuse_from: {folder} is not a workdir of chunkvisor"
-            raise config_error(what, remedy="Correct it, or remove it from the list.")
+            raise config_error(
+                f"reuse_from: {folder} is not a workdir of chunkvisor",
+                "Correct it, or remove it from the list.",
+            )
         for path in sorted(layout.outputs.glob("*/")):
             yield of_output(layout.output(path.name), wanted, f"{folder} output {path.name}")
 

@@ -317,6 +317,6 @@ def write_form(
     except FloatingPointError:
         raise config_error(
             f"the vectors of {layout.name} do not fit into float16",
+            "Choose dtype: float32. No vector is lost.",
             why="One of them has a number above 65,504.",
-            remedy="Choose dtype: float32. No vector is lost.",
         ) from None

@@ -152,8 +152,8 @@ def settle(
         if not layout.chunks.exists():
             raise config_error(
                 f"output {layout.name} is complete in {there.dtype}, and the config now asks for another form",
+                f"Restore its {', '.join(FORM_KEYS)}, or add --from-scratch to encode it again.",
                 why="Rounded vectors cannot be made exact again, and the chunk files are gone.",
-                remedy=f"Restore its {', '.join(FORM_KEYS)}, or add --from-scratch to encode it again.",
             )
         return reopen(found)
     try:

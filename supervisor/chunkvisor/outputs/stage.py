@@ -62,7 +62,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
     if found.stage is Stage.LOST and not wanted.from_scratch:
         raise config_error(
             f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
-            remedy="Restore the file, or add --from-scratch to discard what is done.",
+            "Restore the file, or add --from-scratch to discard what is done.",
         )
     before = None if wanted.from_scratch else found.fixed
     request = request_of(wanted.loaded.config, name, wanted.max_rows)
@@ -157,8 +157,8 @@ def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: W
         remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
     raise config_error(
         "\n  ".join([f"{what}:", *changes]),
+        remedy[0].upper() + remedy[1:],
         why="Vectors of both would be mixed in one file. Nothing has been touched.",
-        remedy=remedy[0].upper() + remedy[1:],
     )
 
 

@@ -52,17 +52,21 @@ def stage_table(
                 raise disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial) from None
             ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
             code = ExitCode.TRY_AGAIN if status == -signal.SIGKILL else ExitCode.BUG
-            remedy = "If memory was short, free some, or lower ingest.memory_limit. Else please report it with the log."
             raise Halt(
-                code, f"The process that reads the sources {ended}.", remedy=remedy, log=log
+                code,
+                f"The process that reads the sources {ended}.",
+                "If memory was short, free some, or lower ingest.memory_limit. Else please report it with the log.",
+                log=log,
             ) from None
         remove_folder(partial)
         raise halt
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""
-        what = f"The sources have no rows{where}: {', '.join(request.sources[:10])}"
-        raise config_error(what, remedy="Correct them, or remove the output.")
+        raise config_error(
+            f"The sources have no rows{where}: {', '.join(request.sources[:10])}",
+            "Correct them, or remove the output.",
+        )
     remove_folder(folder)
     partial.rename(folder)
     return StagedTable.open(folder)
@@ -77,7 +81,7 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
     if found := next((file.path for file in here if layout.owns(file.path)), None):
         raise config_error(
             f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
-            remedy="Choose another workdir, best an empty folder, or a pattern that does not match it.",
+            "Choose another workdir, best an empty folder, or a pattern that does not match it.",
         )
     texts = (
         output.source,

@@ -80,8 +80,10 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
         f"The nearest is {folded[each]!r}. "
         for each in difflib.get_close_matches(name.casefold(), folded, n=1)
     ]
-    remedy = other_delimiter(file, name) or "".join([*near, in_words(list(folded.values()))])
-    return file.error(f"there is no column {name!r}.", remedy=remedy)
+    return file.error(
+        f"there is no column {name!r}.",
+        remedy=other_delimiter(file, name) or "".join([*near, in_words(list(folded.values()))]),
+    )
 
 
 def other_delimiter(file: SourceFile, column: str = "") -> str:
@@ -133,17 +135,23 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                     )
                 text = line.decode()
                 if "\0" in text:
-                    what = f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in UTF-8."
-                    raise file.error(what, number, _recoded(file, stream, line))
+                    raise file.error(
+                        f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in UTF-8.",
+                        number,
+                        _recoded(file, stream, line),
+                    )
                 yield number, text
         except UnicodeDecodeError as error:
-            what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
-            raise file.error(what, number, _recoded(file, stream, line)) from error
+            raise file.error(
+                f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line.",
+                number,
+                _recoded(file, stream, line),
+            ) from error
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
-            what = (
-                f"the {file.compression} data is damaged or cut short after line {number}: {error}"
-            )
-            raise file.error(what, remedy="Copy or compress the file again.") from error
+            raise file.error(
+                f"the {file.compression} data is damaged or cut short after line {number}: {error}",
+                remedy="Copy or compress the file again.",
+            ) from error
     if not number:
         raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
 
@@ -209,9 +217,11 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
         records = ((line, record or [""]) for line, record in records)
     for line, record in _without_blanks(file, records, skip_blank):
         if len(record) != width:
-            what = f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}."
-            remedy = "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes."
-            raise file.error(what, line, remedy)
+            raise file.error(
+                f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}.",
+                line,
+                "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes.",
+            )
         yield line, [record[index] for index in indexes]
 
 
@@ -228,12 +238,12 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
             yield start, record
             start = reader.line_num + 1
     except csv.Error as error:
-        what = f"the row that starts here cannot be read: {error}."
-        remedy = (
-            other_delimiter(file)
-            or "Close each quote, double a quote inside quotes, and quote fields that hold line breaks."
-        )
-        raise file.error(what, line=start, remedy=remedy) from error
+        raise file.error(
+            f"the row that starts here cannot be read: {error}.",
+            line=start,
+            remedy=other_delimiter(file)
+            or "Close each quote, double a quote inside quotes, and quote fields that hold line breaks.",
+        ) from error
 
 
 def _without_blanks(
@@ -246,8 +256,11 @@ def _without_blanks(
             blank = blank or line
             continue
         if blank and not skip:
-            remedy = "Remove the blank line, or set skip_blank: true."
-            raise file.error("the line is blank, and rows follow.", blank, remedy)
+            raise file.error(
+                "the line is blank, and rows follow.",
+                blank,
+                "Remove the blank line, or set skip_blank: true.",
+            )
         yield line, item
 
 
@@ -293,11 +306,12 @@ def read_objects(
                 if isinstance(error, RecursionError)
                 else str(error).replace("line 1 ", "")
             )
-            remedy = (
+            raise file.error(
+                f"malformed JSON: {problem}.",
+                number,
                 'Each line must be one whole JSON object, such as {"text": "..."}. '
-                "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
-            )
-            raise file.error(f"malformed JSON: {problem}.", number, remedy) from error
+                "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line.",
+            ) from error
         yield number, item
 
 
@@ -331,8 +345,11 @@ def composer(
                         if is_nested
                         else yaml_line("template", f"{{{name}}}")
                     )
-                    what = f"the column holds {KINDS[type(cell)]}, not text."
-                    raise file.error(what, line, f"If it is meant, write {remedy}")
+                    raise file.error(
+                        f"the column holds {KINDS[type(cell)]}, not text.",
+                        line,
+                        f"If it is meant, write {remedy}",
+                    )
                 cell = written(cell) or ""
             text += literal + cell
         return text + rest

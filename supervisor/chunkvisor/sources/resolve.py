@@ -56,13 +56,15 @@ class IngestRequest:
             elif len(token[0]) == 2:
                 literal += token[0][0]
             else:
-                what = f"The template has a stray {token[0]} at character {token.start() + 1}: {self.template!r}."
                 raise config_error(
-                    what, remedy="Write {column} for a column, and {{ or }} for a literal brace."
+                    f"The template has a stray {token[0]} at character {token.start() + 1}: {self.template!r}.",
+                    "Write {column} for a column, and {{ or }} for a literal brace.",
                 )
         if not parts:
-            what = f"The template names no column, so every row would have the same text: {self.template!r}."
-            raise config_error(what, remedy="Write {column} where a column's value belongs.")
+            raise config_error(
+                f"The template names no column, so every row would have the same text: {self.template!r}.",
+                "Write {column} where a column's value belongs.",
+            )
         return [*parts, (literal + self.template[end:], None)]
 
 
@@ -85,7 +87,7 @@ class SourceFile:
         """Return a Halt (78) for a fault in it; lines are counted from 1, rows of parquet from 0."""
         unit = "row" if self.format is SourceFormat.PARQUET else "line"
         return config_error(
-            f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy
+            f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy
         )
 
     def converted(self, command: str) -> str:
@@ -120,8 +122,9 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
             matching = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
             names = sorted(name for name in matching if not Path(name).is_dir())
         if not names:
-            remedy = "Correct the pattern, or check that the files exist."
-            raise config_error(f"No file matches {source}.", remedy=remedy)
+            raise config_error(
+                f"No file matches {source}.", "Correct the pattern, or check that the files exist."
+            )
         found += map(_source_file, names)
     return found
 
@@ -132,16 +135,18 @@ def _source_file(place: str) -> SourceFile:
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
     if not elsewhere and not stat.S_ISREG(_states(path)[0]):
         raise config_error(
-            f"{path} is not a regular file.",
-            remedy=f"Name the files in the folder, such as {path}/*.csv",
+            f"{path} is not a regular file.", f"Name the files in the folder, such as {path}/*.csv"
         )
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
     if form is None or (form is SourceFormat.PARQUET and compression):
         known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} at the end."
-        remedy = f"Rename or convert it. {_AS_PARQUET}"
-        raise config_error(f"{place}: files of this kind are not read.", why=known, remedy=remedy)
+        raise config_error(
+            f"{place}: files of this kind are not read.",
+            f"Rename or convert it. {_AS_PARQUET}",
+            why=known,
+        )
     return SourceFile(place, path, form, compression, elsewhere)
 
 
@@ -150,8 +155,10 @@ def _states(path: Path) -> list[int]:
     try:
         return [path.stat().st_mode, *state_of(path)]
     except OSError as error:
-        remedy = "Correct the path, which in a config starts at the config's folder, or the file's permissions."
-        raise config_error(f"There is no file {path}: {error.strerror}.", remedy=remedy) from error
+        raise config_error(
+            f"There is no file {path}: {error.strerror}.",
+            "Correct the path, which in a config starts at the config's folder, or the file's permissions.",
+        ) from error
 
 
 def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
@@ -202,7 +209,7 @@ def remote_state(address: str) -> list[str | int]:
     info = _asked(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
         raise config_error(
-            f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv"
+            f"{address} is a folder, not a file.", f"Name its files, e.g. {address}/*.csv"
         )
     return [
         int(info.get("size") or 0),
@@ -225,8 +232,11 @@ def fetch(address: str, target: Path) -> None:
 
     came = _asked(address, copy)
     if size_bytes not in (0, came):
-        what = f"{address} has {size_bytes:,} bytes, of which {came:,} came."
-        raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{address} has {size_bytes:,} bytes, of which {came:,} came.",
+            "Run again when nothing writes to it.",
+        )
 
 
 def _file_system(address: str) -> Any:
@@ -237,9 +247,10 @@ def _file_system(address: str) -> Any:
             address.split(":")[0], skip_instance_cache=True, use_listings_cache=False
         )
     except (ImportError, ValueError) as error:
-        remedy = "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to this machine."
         raise config_error(
-            f"{address}: what reads it is not installed", why=str(error), remedy=remedy
+            f"{address}: what reads it is not installed",
+            "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to this machine.",
+            why=str(error),
         ) from error
 
 
@@ -261,9 +272,14 @@ def _asked(address: str, action: Callable[[], Answer]) -> Answer:
         if isinstance(error, stays) or re.search(
             "Credential|ProfileNotFound", type(error).__name__
         ):
-            remedy = "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's environment."
-            raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
-        remedy = "Run again; finished work is kept."
+            raise config_error(
+                f"{address} cannot be read.",
+                "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's environment.",
+                why=why,
+            ) from error
         raise Halt(
-            ExitCode.TRY_AGAIN, f"{address} cannot be reached.", why=why, remedy=remedy
+            ExitCode.TRY_AGAIN,
+            f"{address} cannot be reached.",
+            "Run again; finished work is kept.",
+            why=why,
         ) from error

@@ -110,8 +110,11 @@ def stage(request: IngestRequest, folder: Path) -> None:
     shutil.rmtree(scratch)
     for place, now in signature(sources).items():
         if now != state[place]:
-            what = f"{place} was changed while it was being read."
-            raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
+            raise Halt(
+                ExitCode.TRY_AGAIN,
+                f"{place} was changed while it was being read.",
+                "Run again when nothing writes to it.",
+            )
     for path in folder.glob("*.*"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -137,9 +140,11 @@ def _texts(
         data = _utf8(file, place, text)
         if len(data) > readers.MAX_TEXT_BYTES:
             most = f"{readers.MAX_TEXT_BYTES:,}"
-            what = f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may have."
-            remedy = "Correct or shorten it in the source, or use sql: left(column, 100000)."
-            raise file.error(what, place, remedy)
+            raise file.error(
+                f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may have.",
+                place,
+                "Correct or shorten it in the source, or use sql: left(column, 100000).",
+            )
         yield data
 
 
@@ -148,9 +153,11 @@ def _utf8(file: SourceFile, place: int, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
-        remedy = "It is half of a character, such as an emoji cut in two. Correct it in the source."
-        raise file.error(what, place, remedy) from error
+        raise file.error(
+            f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}.",
+            place,
+            "It is half of a character, such as an emoji cut in two. Correct it in the source.",
+        ) from error
 
 
 def _literal(text: str) -> str:
@@ -246,16 +253,16 @@ class SqlReader:
         ((tree,),) = self._all("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
         parsed = json.loads(tree)
         if parsed["error"]:
-            what = f"`{key}` cannot be parsed: {parsed['error_message']}"
             raise config_error(
-                what, why=f"It is: {sql}", remedy="Correct it; it is in DuckDB's dialect."
+                f"`{key}` cannot be parsed: {parsed['error_message']}",
+                "Correct it; it is in DuckDB's dialect.",
+                why=f"It is: {sql}",
             )
         node = parsed["statements"][0]["node"]
         single = len(parsed["statements"]) == len(node.get("select_list", ())) == 1
         if not single or node["from_table"]["type"] != "EMPTY":
             raise config_error(
-                f"`{key}` is not one expression: {sql}",
-                remedy="Write one expression over the columns.",
+                f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
             )
         # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all the same.
         unstable = self._all(
@@ -273,12 +280,10 @@ class SqlReader:
                 self._typed.add(name.casefold())
             others |= _CLOCK & {name.casefold()}
         if others:
-            what = f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}"
-            why = "The same row could give another text when it is read again."
             raise config_error(
-                what,
-                why=why,
-                remedy="Write the value itself, or compute it beforehand, in parquet.",
+                f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}",
+                "Write the value itself, or compute it beforehand, in parquet.",
+                why="The same row could give another text when it is read again.",
             )
         if "%" in called:
             self._number = "BIGINT"
@@ -355,8 +360,10 @@ class SqlReader:
                 text = _as_text(kind, quoted(column))
                 is_other = request.column is not None and kind not in ("VARCHAR", '"NULL"')
                 if is_other or _NESTED.search(kind):
-                    what = f"column {column!r} holds {kind}, not text."
-                    raise file.error(what, remedy=f"If it is meant, write {yaml_line('sql', text)}")
+                    raise file.error(
+                        f"column {column!r} holds {kind}, not text.",
+                        remedy=f"If it is meant, write {yaml_line('sql', text)}",
+                    )
                 pieces.append(f"coalesce({text}, '')")
         return " || ".join(pieces)
 
@@ -383,8 +390,10 @@ class SqlReader:
                 batch, chars = [], 0
         yield from self._computed(file, batch)
         if len(keys) < len(self._columns):
-            what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
-            raise file.error(what, remedy="Rename one of them.")
+            raise file.error(
+                "there are two columns whose names differ only in case, which SQL cannot tell apart.",
+                remedy="Rename one of them.",
+            )
         if rows:
             self._check_columns(file)
             self._line = 0
@@ -469,8 +478,10 @@ class SqlReader:
         )
         kind = self._all(f"DESCRIBE {query}")[2][1]
         if kind not in ("VARCHAR", '"NULL"'):
-            remedy = f"Write {yaml_line('sql', _as_text(kind, f'({request.sql})'))}"
-            raise file.error(f"`sql` gives {kind}, not text.", remedy=remedy)
+            raise file.error(
+                f"`sql` gives {kind}, not text.",
+                remedy=f"Write {yaml_line('sql', _as_text(kind, f'({request.sql})'))}",
+            )
         return query
 
     def _mended(self, key: str) -> str:
@@ -544,9 +555,12 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
     if isinstance(error, Halt):
         return error
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
-        what = f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of memory."
-        why = str(error).split("\n", 1)[0]
-        return Halt(ExitCode.MACHINE, what, why=why, remedy="Raise ingest.memory_limit.")
+        return Halt(
+            ExitCode.MACHINE,
+            f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of memory.",
+            "Raise ingest.memory_limit.",
+            why=str(error).split("\n", 1)[0],
+        )
     if isinstance(error, OSError):
         return refusal(error, folder)
     if isinstance(error, duckdb.IOException) or _is_disk_fault(

@@ -43,9 +43,9 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
         raise Halt(
             ExitCode.DISK,
             f"output {output} does not fit on the disk of {place}",
+            f"Free some space, or choose a workdir on a larger disk. {_AGAIN}",
             why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
             f"and {human_bytes(free)} are free",
-            remedy=f"Free some space, or choose a workdir on a larger disk. {_AGAIN}",
         )
 
 
@@ -89,15 +89,16 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
-        what = "chunkvisor met a limit of this machine: open files, processes or memory"
-        remedy = f"Raise ulimit -n and -u, or free memory. {_AGAIN}"
-        return Halt(ExitCode.MACHINE, what, why=str(error), remedy=remedy)
+        return Halt(
+            ExitCode.MACHINE,
+            "chunkvisor met a limit of this machine: open files, processes or memory",
+            f"Raise ulimit -n and -u, or free memory. {_AGAIN}",
+            why=str(error),
+        )
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
     if path is None:
-        gone = config_error(
-            "the current folder has been removed", remedy="Change to another folder."
-        )
+        gone = config_error("the current folder has been removed", "Change to another folder.")
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
@@ -105,24 +106,30 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         found = there.stat()
         return config_error(
             f"permission denied: {me} cannot use {path}",
+            f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place.",
             why=f"{there} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})",
-            remedy=f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place.",
         )
     if error.errno in _IN_THE_WAY:
-        remedy = "Move it away or choose a shorter name, then run the same command again."
-        return config_error(f"{path} cannot be used: {error.strerror}", remedy=remedy)
+        return config_error(
+            f"{path} cannot be used: {error.strerror}",
+            "Move it away or choose a shorter name, then run the same command again.",
+        )
     if error.errno == errno.ENOENT and place in path.parents:
-        what = f"{path} was removed while the run needed it"
         return Halt(
-            ExitCode.DISK, what, remedy="Run the same command again: it makes what is missing."
+            ExitCode.DISK,
+            f"{path} was removed while the run needed it",
+            "Run the same command again: it makes what is missing.",
         )
     return None
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
     """Return the Halt (78) for what has a name that a run needs, if no run of `ours` has made it."""
-    what = f"{path} already exists, and no run of {ours} has made it"
-    return config_error(what, why=why, remedy=f"Move it away, or {otherwise}.")
+    return config_error(
+        f"{path} already exists, and no run of {ours} has made it",
+        f"Move it away, or {otherwise}.",
+        why=why,
+    )
 
 
 def memory_halt() -> Halt:
@@ -130,8 +137,8 @@ def memory_halt() -> Halt:
     return Halt(
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
+        f"Free memory, or raise the limit (ulimit -v unlimited). {_AGAIN}",
         why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
-        remedy=f"Free memory, or raise the limit (ulimit -v unlimited). {_AGAIN}",
     )
 
 
@@ -150,9 +157,10 @@ def disk_halt(error: OSError, place: Path) -> Halt:
         remedy = "Mount it for writing, or choose another folder"
     elif error.errno not in FULL_ERRNOS:
         remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
-    why = with_room(str(error), folder)
     see = str(Outcome.DISK_FULL)
-    return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}. {_AGAIN}", see=see)
+    return Halt(
+        ExitCode.DISK, what, f"{remedy}. {_AGAIN}", why=with_room(str(error), folder), see=see
+    )
 
 
 def _path_of(error: OSError) -> Path | None:
@@ -187,5 +195,7 @@ def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) ->
                 return
     except OSError as error:
         raise refusal(error, path.parent) or error from None
-    what = f"{named_by}: {path} already exists, and chunkvisor has not made it"
-    raise config_error(what, remedy="Move it away, or name another file.")
+    raise config_error(
+        f"{named_by}: {path} already exists, and chunkvisor has not made it",
+        "Move it away, or name another file.",
+    )

@@ -257,8 +257,8 @@ def is_workdir(layout: Layout) -> bool:
             )
         raise config_error(
             f"the state in {layout.hidden} cannot be trusted: {why}",
+            f"{remedy}; or choose another workdir.",
             why="what is read from it decides which files are written and which processes are ended",
-            remedy=f"{remedy}; or choose another workdir.",
         )
     try:
         written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
@@ -267,8 +267,8 @@ def is_workdir(layout: Layout) -> bool:
     if written != FORMAT:
         raise config_error(
             f"{layout.workdir} was made by another version of chunkvisor, whose state this version cannot read",
+            "Choose another folder as the workdir, or install that version again.",
             why="its finished files are whole and stay",
-            remedy="Choose another folder as the workdir, or install that version again.",
         )
     return True
 
@@ -289,10 +289,10 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     try:
         str(layout.workdir).encode()
     except UnicodeEncodeError:
-        what = (
-            f"the path of the workdir {layout.workdir} is not text in the encoding of this locale"
-        )
-        raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
+        raise config_error(
+            f"the path of the workdir {layout.workdir} is not text in the encoding of this locale",
+            "Choose another workdir, or set LC_ALL=C.UTF-8.",
+        ) from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
         names = ("final", "manifest", "truncated", "quarantined", "rows_table")
@@ -301,9 +301,11 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
             for each in map(layout.output, outputs)
         ]
         for path in filter(os.path.lexists, (layout.report, *itertools.chain(*ours))):
-            why = f"a run in {layout.workdir} needs this name for itself"
             raise not_ours(
-                path, "choose another workdir, best an empty folder", why, ours="chunkvisor"
+                path,
+                "choose another workdir, best an empty folder",
+                f"a run in {layout.workdir} needs this name for itself",
+                ours="chunkvisor",
             )
     if not layout.mark.exists():
         layout.hidden.mkdir(mode=0o700, exist_ok=True)
@@ -413,8 +415,8 @@ def _take(fd: int, operation: int) -> bool:
         raise Halt(
             ExitCode.MACHINE,
             f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
+            "Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir.",
             why=f"flock says: {error.strerror}",
-            remedy="Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir.",
         ) from None
     return True
 
@@ -427,8 +429,8 @@ def _taken(path: Path) -> Halt:
     return Halt(
         ExitCode.TRY_AGAIN,
         f"{name} is using {workdir}",
+        f"Wait for it, stop it, or look at it with: chunkvisor status {workdir}",
         why="one run at a time may write there",
-        remedy=f"Wait for it, stop it, or look at it with: chunkvisor status {workdir}",
     )
 
 
@@ -439,7 +441,7 @@ def workdir_gone(layout: Layout) -> Halt | None:
     return Halt(
         ExitCode.DISK,
         f"{layout.workdir} was moved or removed while the run worked in it",
-        why=f"{layout.lock} is no longer there",
-        remedy="Move it back, or write its new place as workdir; then run the same command again. If it was removed, "
+        "Move it back, or write its new place as workdir; then run the same command again. If it was removed, "
         "the same command starts over.",
+        why=f"{layout.lock} is no longer there",
     )

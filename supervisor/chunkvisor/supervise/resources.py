@@ -146,7 +146,7 @@ class Means:
         except OSError as error:
             raise config_error(
                 f"the model folder {folder} cannot be read: {error}",
-                remedy="Give yourself the right to read it.",
+                "Give yourself the right to read it.",
             ) from None
 
     def _fetch(self, wanted: Repository, what: str) -> ModelSource:

@@ -115,7 +115,7 @@ def require_extras(config: Config) -> None:
         if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):
             raise config_error(
                 f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the workdir's state",
-                remedy="Name a file in the folder that node_exporter reads (--collector.textfile.directory).",
+                "Name a file in the folder that node_exporter reads (--collector.textfile.directory).",
             )
         check_target(textfile, "metrics.textfile", is_textfile)
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
@@ -127,11 +127,11 @@ def require_extras(config: Config) -> None:
         if find_spec(package) is None:
             raise config_error(
                 f"the key {key} needs the package {package}, which is not installed",
-                remedy=f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the key.",
+                f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the key.",
             )
     urls = [url.get_secret_value() for url in config.notify]
     if urls and (wrong := sender_to(urls)[1]):
         raise config_error(
             f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand this address",
-            remedy="Look up its form in apprise's list of services, and test it: apprise -b test ADDRESS",
+            "Look up its form in apprise's list of services, and test it: apprise -b test ADDRESS",
         )

@@ -118,8 +118,8 @@ def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, A
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"{layout.name} has no final file, or not the one that was made: {layout.final}",
+            "Run the same command again: what has a vector is not encoded again.",
             why="it was changed or removed while the run ended, or the run did not make it",
-            remedy="Run the same command again: what has a vector is not encoded again.",
         )
     return manifest
 

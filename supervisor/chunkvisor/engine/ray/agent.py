@@ -67,13 +67,15 @@ def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
         source = fetch(repository_of(model), f"the model {model.name}")
     take_outside(source, model, fetch, scratch / "hub", read)
     if (source.revision, source.revisions) != (model.revision, model.outside):
-        why = f"it has no model folder {model.name} with the same files as the parent's"
-        raise _unfit(why, "Copy the parent's model folder there, or name the model by its hub id.")
+        raise _unfit(
+            f"it has no model folder {model.name} with the same files as the parent's",
+            "Copy the parent's model folder there, or name the model by its hub id.",
+        )
     return source
 
 
 def _unfit(why: str, remedy: str) -> Halt:
-    return Halt(ExitCode.MACHINE, "the node cannot do this job", why=why, remedy=remedy)
+    return Halt(ExitCode.MACHINE, "the node cannot do this job", remedy, why=why)
 
 
 @dataclass(slots=True)
@@ -200,9 +202,12 @@ class Agent:
         self._reports.append(NodeReport(self._node, worker, **what))
 
     def _aside(self, halt: Halt) -> NodeReport:
-        why = halt.why or halt.what
         return NodeReport(
-            self._node, gone=why, aside=self._name, remedy=halt.remedy, code=int(halt.code)
+            self._node,
+            gone=halt.why or halt.what,
+            aside=self._name,
+            remedy=halt.remedy,
+            code=int(halt.code),
         )
 
     def _tell(self, event: TemplateEvent) -> None:

@@ -231,7 +231,7 @@ class RayEngine:
             self._stations.add(report.devices, report.up)
         elif report.gone is not None and report.aside:
             what = f"node {report.aside} cannot do this job"
-            halt = Halt(ExitCode(report.code), what, why=report.gone, remedy=report.remedy)
+            halt = Halt(ExitCode(report.code), what, report.remedy, why=report.gone)
             self._lose(report.node, report.gone, halt, report.aside)
         elif report.gone is not None:
             self._lose(report.node, report.gone)
@@ -264,9 +264,9 @@ class RayEngine:
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} can work",
-                why=self._why,
-                remedy="Start the cluster (`ray start --head`) or its nodes, all with the same versions of Python and "
+                "Start the cluster (`ray start --head`) or its nodes, all with the same versions of Python and "
                 f"Ray, or correct engine.address. Then run the same command again{KEPT}.",
+                why=self._why,
                 log=self._log,
             )
         if waited_s > _PATIENCE_S and not self._told_waiting:
