@@ -596,6 +596,16 @@ def test_padding(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, plain(path, {}), rtol=0, atol=1e-5)
 
 
+def test_what_transformers_4_says_of_weights() -> None:
+    """The names of weights are understood from the messages of the versions that the mission's model may need."""
+    heard, some = Heard(), "Some weights of"
+    heard.hear(
+        f"{some} the model checkpoint at m were not used when initializing B: ['cls.a']\n- ..."
+    )
+    heard.hear(f"{some} B were not initialized from m and are newly initialized: ['b.c', 'd']\nYou")
+    assert (heard.left_over, heard.made_up, heard.notes) == (["cls.a"], ["b.c", "d"], [])
+
+
 def test_pooling_of_a_model_without_modules(tmp_path: Path) -> None:
     """`model.pooling` pools as that module of sentence-transformers does."""
     from sentence_transformers import SentenceTransformer
@@ -804,6 +814,24 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     changed = job.run()
     assert changed.returncode == 78
     assert job.run("--from-scratch").returncode == 0
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_padding_that_changes_vectors_ends_run_and_doctor(
+    job: Workplace, tmp_path: Path, start: str
+) -> None:
+    """Both end with 78 and what mends it, before a text is encoded; batches of one text have no padding, and run."""
+    path = padded_left(kinds.bert)(tmp_path)
+    configure(job, path, workers__start=start)
+    for command in ("doctor", "run"):
+        ended = job.call(command, str(job.config_path))
+        assert ended.returncode == 78, ended.stderr
+        assert TO_THE_RIGHT in offered(ended.stdout + ended.stderr)
+    assert sum(event["event"] == "attempt_failed" for event in job.events()) == 1
+
+    configure(job, path, workers__start=start, encode__batch_size=1)
+    for command in ("doctor", "run"):
+        assert job.call(command, str(job.config_path)).returncode == 0
 
 
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
