@@ -441,7 +441,7 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "code, undecided": (
         with_negative_code,
         {},
-        r"modeling_own\.py.*config\.json.*`trust_remote_code: true`",
+        r"modeling_own\.py.*config\.json.*`model\.trust_remote_code: true`",
     ),
     "code with an unsaved buffer": (
         lambda folder: kinds.with_code(folder, kinds.UNSAVED_BUFFER),
@@ -553,8 +553,8 @@ def test_refused(kind: str, tmp_path: Path) -> None:
 
 
 def offered(message: str) -> list[dict[str, Any]]:
-    """The lines of a config in a message."""
-    return [yaml.safe_load(line) for line in re.findall("`(.+?)`", message)]
+    """The keys of a config in a message, without the section's name."""
+    return [yaml.safe_load(line) for line in re.findall(r"`\w+\.(\w+: .+?)`", message)]
 
 
 def padded_left(build: Build) -> Build:
@@ -669,7 +669,7 @@ def test_the_missions_own_model(tmp_path: Path) -> None:
     with pytest.raises(Halt, match=r"modeling_qwen\.py, tokenization_qwen\.py") as undecided:
         encoded(path, {}, {})
     run_it, leave_out, kwargs = offered(undecided.value.remedy)
-    lines = re.findall("`(.+?)`", undecided.value.remedy)[1:]
+    lines = re.findall(r"`model\.(.+?)`", undecided.value.remedy)[1:]
     for page in ("README.md", "configs/qodo_tc_commit.yaml", "docs/reference/right-vectors.md"):
         text = (ROOT / page).read_text()
         assert all(line in text for line in lines), page
@@ -795,7 +795,7 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
         said = " ".join((ended.stdout + ended.stderr).split())
         assert ended.returncode == 78, said
         assert "brings Python code (modeling_qwen.py, tokenization_qwen.py)" in said
-        assert "Then write under model in the config: `trust_remote_code: true`" in said
+        assert "Then set `model.trust_remote_code: true`" in said
     assert not list(job.workdir.rglob("attempts/*"))
 
 

@@ -341,7 +341,7 @@ def _lines_without_code(spec: ModelSpec) -> str:
     """Return the line to add to the config if the model's own code is left out; empty if there is none."""
     files = _json(spec, "config.json"), _json(spec, "tokenizer_config.json")
     line = kwargs_without_code(*files, spec.kwargs)
-    return f"Write under model in the config: `{line}`" if line else ""
+    return f"Set `{line}`" if line else ""
 
 
 def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> None:

@@ -299,15 +299,12 @@ class SentenceTransformerEncoder:
             tokenizer.padding_side = other = "left" if side == "right" else "right"
             asked = {**(self._spec.kwargs.get("processor_kwargs") or {}), "padding_side": other}
             line = written(self._spec.kwargs, processor_kwargs=asked)
-            mend = "" if depends() else f"Write under model in the config: `{line}`"
+            mend = "" if depends() else f"Set `{line}`"
         raise WrongModelError(
             f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has another one next to a "
             f"longer text than alone. The tokenizer pads on the {side or 'right'}, and the model's attention or its "
             "positions count the padding. "
-            + (
-                mend
-                or "Write under encode in the config: `batch_size: 1`, without which there is padding"
-            )
+            + (mend or "Set `encode.batch_size: 1`, under which there is no padding")
             + "."
         )
 

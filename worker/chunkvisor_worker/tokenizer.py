@@ -178,7 +178,7 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any], line: str) -> 
             continue
         mend = f"Add {token} to the post_processor in tokenizer.json."
         if line:
-            mend = f"Write under model in the config: `{line}` (or {key}: false, if the author's vectors lack it)."
+            mend = f"Set `{line}` (or {key}: false, if the author's vectors lack it)."
         raise WrongModelError(
             f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not put {token} {at}: '
             f"the model would read another text than it was trained with. {mend}"

@@ -327,9 +327,8 @@ def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
     if "is_causal" in kwargs:
         more += " (is_causal: true, if in that code a token sees only those before it)"
     return (
-        "Read that code. Then write under model in the config: `trust_remote_code: true` to run it with the versions "
-        f"that it was written for ({install}); or `trust_remote_code: false`{more} to take the class of transformers "
-        "on purpose."
+        "Read that code. Then set `model.trust_remote_code: true` to run it with the versions that it was written for "
+        f"({install}); or `model.trust_remote_code: false`{more} to take the class of transformers on purpose."
     )
 
 

@@ -40,7 +40,7 @@ def install_for(saved: str) -> str:
 def kwargs_without_code(
     config: Mapping[str, Any], tokenizer: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the line of a config by which the class of transformers does what the model's own code did.
+    """Return the key of the config by which the class of transformers does what the model's own code did.
 
     `config` is config.json, `tokenizer` tokenizer_config.json, `kwargs` what `model.kwargs` says now; empty if that is
     enough. In the code a token may see those behind it, though config.json does not say so.
@@ -57,5 +57,5 @@ def kwargs_without_code(
 
 
 def written(kwargs: Mapping[str, Any], **added: Any) -> str:
-    """Return `model.kwargs` with what is added, as the line of a config."""
-    return masked(re.sub(r'"(\w+)": ', r"\1: ", f"kwargs: {json.dumps({**kwargs, **added})}"))
+    """Return `model.kwargs` with what is added, as a key of the config."""
+    return masked(re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}"))
