@@ -136,6 +136,14 @@ MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2
 t5 = kinds.encoder("T5Encoder", **kinds.T5)
 gpt2 = kinds.encoder("GPT2", pad_token_id=0, bos_token_id=5, eos_token_id=6)
 mistral = kinds.decoder("Mistral")
+PEGASUS: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_ffn_dim": 64,
+    "block_size": 8,
+}
+PEGASUS |= {"encoder_attention_heads": 4, "decoder_layers": 1, "decoder_attention_heads": 4}
+pegasus = kinds.encoder("PegasusX", num_global_tokens=32, **PEGASUS)
 fewer_layers: dict[str, Any] = {"kwargs": {"config_kwargs": {"num_hidden_layers": 1}}}
 
 UNUSED: dict[str, Build] = {
@@ -178,6 +186,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
     **{kind: (build, {}, {}, {}) for kind, build in UNUSED.items()},
     "more tokens than rotary positions": (reading(mistral, 200), {}, {}, {}),
+    "more tokens than rows of another table": (reading(pegasus, 100), {}, {}, {}),
     "fewer layers on purpose": (kinds.bert, fewer_layers, {}, {}),
     "proteins": (functools.partial(of_words, "LAGVSERTIDPKQNFYMHWC"), {}, {}, {}),
     "DNA": (functools.partial(of_words, ["ACG", "CGT", "GTA", "TAC"]), {}, {}, {}),

@@ -464,10 +464,10 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
 
 
 def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
-    """Try eight tokens: (whether a token sees only those before it, how many tokens have a position); None = unknown.
+    """Try nine tokens: (whether a token sees only those before it, how many tokens have a position); None = unknown.
 
     The first token's vector then stays the same, to the last bit, if the last token is another. A table of positions
-    is the one in which neighbors are looked up, and which does not have the tokens.
+    is one in which nine rows in order are looked up.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -475,16 +475,16 @@ def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
     rows = (table_rows(model.transformers_model) or 0) if is_plain_text_model(model) else 0
     if rows < 16:
         return None, None
-    count = torch.arange(8, device=model.device)
-    first = rows // 2 - 4 + count
+    first = rows // 2 + 4 - torch.arange(9, device=model.device)
     second = first.clone()
-    second[-1] -= 6
+    second[-1] += 9
     limits, seen = list[int](), list[Any]()
 
     def looked_up(_: Any, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.embedding.default:
-            table, at = args[0], args[1].flatten()[: len(count)]
-            if torch.equal(at - at[0], count) and not torch.equal(at, first):
+            table, at = args[0], args[1].flatten()
+            in_order = at - at[:1] == torch.arange(len(at), device=at.device)
+            if int(in_order.sum()) == len(first):
                 limits.append(len(table) - int(at[0]))
         return function(*args, **(kwargs or {}))
 
