@@ -25,7 +25,7 @@ import yaml
 
 from chunkvisor import child, judge
 from chunkvisor.cli import main
-from chunkvisor.heart import loop
+from chunkvisor.core import loop
 from drivers.zygote import MARK as MARK
 from forking import COMMAND_LINE, KILL_AT, Forked
 

@@ -9,8 +9,8 @@ from unittest import mock
 
 import duckdb
 
-import chunkvisor.heart.loop
-import chunkvisor.heart.store
+import chunkvisor.core.loop
+import chunkvisor.core.store
 import chunkvisor.judge
 import chunkvisor.supervise.session
 
@@ -25,7 +25,7 @@ _LOADED_LATE = (
     *("chunkvisor.show.lines", "chunkvisor.show.outside", "chunkvisor.show.outside"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
-    *("chunkvisor.show.report", "chunkvisor.devices.stations", "chunkvisor.sources.stage"),
+    *("chunkvisor.show.report", "chunkvisor.devices.handles", "chunkvisor.sources.stage"),
     *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *(
         "chunkvisor_worker.job",
@@ -45,8 +45,8 @@ def be_quick() -> None:
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
         (chunkvisor.judge, "BACKOFF_S", 0.01),
-        (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
-        (chunkvisor.heart.store, "PAUSE_S", 0.05),
+        (chunkvisor.core.loop, "_PAUSE_S", 0.02),
+        (chunkvisor.core.store, "PAUSE_S", 0.05),
         (duckdb, "connect", _reconnect()),
     ):
         mock.patch.object(owner, name, stand_in).start()

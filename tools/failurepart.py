@@ -1,6 +1,6 @@
 """docs/reference/failures.md: the outcomes of the handbook."""
 
-from chunkvisor.words import ENTRIES
+from chunkvisor.messages import ENTRIES
 
 
 def outcomes() -> str:

@@ -9,7 +9,7 @@ from functools import partial
 
 import chunkvisor.api
 import chunkvisor.results
-from chunkvisor import words
+from chunkvisor import messages
 from chunkvisor.api import meanings
 from chunkvisor.events import state
 from chunkvisor.show import status
@@ -68,7 +68,9 @@ def _fields(kind: type) -> list[tuple[str, str]]:
     docs = dict[str, str]()
     for base in reversed(kind.__mro__[:-1]):
         said = attribute_docs(sys.modules[base.__module__])
-        docs |= {name: words for (owner, name), words in said.items() if owner == base.__name__}
+        docs |= {
+            name: messages for (owner, name), messages in said.items() if owner == base.__name__
+        }
     return [(code(each.name), docs.get(each.name, "")) for each in dataclasses.fields(kind)]
 
 
@@ -82,7 +84,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
     "status": partial(keys, status.Status),
     "status output": partial(keys, status.OutputStatus),
-    "status reason": partial(keys, words.BadReason),
+    "status reason": partial(keys, messages.BadReason),
     "status device": partial(keys, state.DeviceTimes),
 }
 """Name of a part -> what makes it."""

@@ -31,13 +31,13 @@ NEARLY_FULL_BYTES = (
 ONE_ROW = Limits(rows=1)
 
 
-class Company(Enum):
+class OtherProcesses(Enum):
     """Who else holds memory of the attempt's device."""
 
-    UNTOLD = "untold"  # it was not looked at, or it is not a GPU
-    ALONE = "alone"
-    CAME = "came"  # others, who were not there when the run began and hold what was missing
-    OURS = "ours"  # another worker of this run
+    UNKNOWN = "unknown"  # it was not looked at, or it is not a GPU
+    NONE = "none"
+    NEW = "new"  # others, who were not there when the run began and hold what was missing
+    SIBLING = "sibling"  # another worker of this run
 
 
 def backoff_s(tries: int) -> float:

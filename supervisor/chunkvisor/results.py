@@ -11,12 +11,12 @@ import numpy.typing as npt
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.messages import reasons_in_words, reasons_of
 from chunkvisor.outputs.forms import FORMATS, Numbers, file_of, form_of
 from chunkvisor.outputs.publish import all_quarantined
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed
-from chunkvisor.words import reasons_in_words, reasons_of
 from chunkvisor_worker.contract.frozen import frozen
 
 _SHOWN = 3

@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import chunkvisor.heart.loop
+import chunkvisor.core.loop
 import chunkvisor.judge
 import forking
 from chunkvisor.cli import main as chunkvisor_main
@@ -39,7 +39,7 @@ from drivers.zygote import prepare as prepare_zygote
 prepare_zygote("command")
 # Pauses that a person does not notice would be most of the time of hundreds of runs.
 chunkvisor.judge.BACKOFF_S = 0.01
-chunkvisor.heart.loop._PAUSE_S = 0.02
+chunkvisor.core.loop._PAUSE_S = 0.02
 
 SHARE, _, LOT = os.environ.get("KILL_AT_SHARE", "1:").partition(":")
 MOST = int(os.environ.get("KILL_AT_MOST", "1000"))

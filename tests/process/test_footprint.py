@@ -25,7 +25,7 @@ def test_nothing_heavy_is_loaded(workplace: Workplace) -> None:
     workplace.write_source(texts)
     workplace.write_config("good:make", chunk__size=50_000, encode__batch_size=5000)
     told = json.loads(said_by(sys.executable, "-c", PROBED, "run", workplace.config_path))
-    assert "chunkvisor.heart.loop" in told["modules"]
+    assert "chunkvisor.core.loop" in told["modules"]
     assert not set(HEAVY).intersection(told["modules"])
     assert told["peak_kib"] << 10 < 150e6
     assert workplace.vectors()[::1999].tobytes() == expected(texts[::1999]).tobytes()

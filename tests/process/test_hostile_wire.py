@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.heart.policy import History, decide
+from chunkvisor.core.policy import History, decide
 from chunkvisor.judge import EndedBy, Evidence, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from chunkvisor.heart.policy import FailureHistory, Repeated
-from chunkvisor.heart.scheduler import GateState, Scheduler
+from chunkvisor.core.policy import FailureHistory, Repeated
+from chunkvisor.core.scheduler import GateState, Scheduler
 
 _ended, _fail, _history = Scheduler.attempt_finished, Scheduler._fail, Scheduler._history
 _retry, _split = Scheduler._retry, Scheduler._split

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.policy import BatchLimit
+from chunkvisor.core.output import OutputRun
+from chunkvisor.core.policy import BatchLimit
 from chunkvisor.outputs.forms import Form
 from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
 from chunkvisor.store.identity import FactsRecord, Plan

@@ -15,9 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from chunkvisor.devices.stations import Health
-from chunkvisor.errors import ExitCode, Halt, StopReason
-from chunkvisor.heart.instructions import (
+from chunkvisor.core.instructions import (
     AskToLeave,
     AttemptEnded,
     DropDevice,
@@ -31,11 +29,13 @@ from chunkvisor.heart.instructions import (
     TellFailure,
     TellWait,
 )
-from chunkvisor.heart.loop import Loop
-from chunkvisor.heart.policy import Canary, KnownText, OwnText
-from chunkvisor.heart.run import Run
-from chunkvisor.heart.scheduler import Scheduler
-from chunkvisor.heart.store import ResultStore
+from chunkvisor.core.loop import Loop
+from chunkvisor.core.policy import Canary, KnownText, OwnText
+from chunkvisor.core.run import Run
+from chunkvisor.core.scheduler import Scheduler
+from chunkvisor.core.store import ResultStore
+from chunkvisor.devices.handles import Health
+from chunkvisor.errors import ExitCode, Halt, StopReason
 from chunkvisor.judge import Evidence, Verdict
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.identity import Plan
@@ -480,7 +480,7 @@ class _Run:
                 device.left = True
                 for process in device.processes:
                     self._leave(process, evidence(Failure.NODE))
-        self.engine.stations.lose(out.node, "it is gone")
+        self.engine.handles.lose(out.node, "it is gone")
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
 
@@ -498,7 +498,7 @@ class _Run:
         ):
             self.without_s = None
             return
-        now_s, last = self.life.now_s, self.engine.stations.last_halt
+        now_s, last = self.life.now_s, self.engine.handles.last_halt
         self.without_s = now_s if self.without_s is None else self.without_s
         coming = any(act == self._node_returns for _, _, act, _, _ in self.events)
         if not coming and last is not None:
@@ -509,7 +509,7 @@ class _Run:
     # --- workers
 
     def new_attempt(
-        self, task: Task, station: Any, limits: Limits, canary: Canary | None
+        self, task: Task, handle: Any, limits: Limits, canary: Canary | None
     ) -> Process:
         """See OutputRun."""
         if within(self.world.disk_full, self.life.now_s):
@@ -518,11 +518,11 @@ class _Run:
         return Process(
             self.start.worker,
             task,
-            station,
+            handle,
             limits,
             canary,
             run=self,
-            device=self.devices[station.number],
+            device=self.devices[handle.number],
         )
 
     def started(self, process: Process, fresh: bool) -> None:

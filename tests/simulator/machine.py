@@ -10,11 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.core.instructions import Task
+from chunkvisor.core.policy import Canary
 from chunkvisor.devices.gpu import SMI_LOST, Device
-from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Site, Station, Stations
+from chunkvisor.devices.handles import (
+    DeviceHandle,
+    DeviceHandles,
+    Health,
+    MemoryHolder,
+    Reading,
+    Site,
+)
 from chunkvisor.engine.engine import Worker as EngineWorker
-from chunkvisor.heart.instructions import Task
-from chunkvisor.heart.policy import Canary
 from chunkvisor.judge import EndedBy, Evidence
 from chunkvisor.store.attempt import Salvage
 from chunkvisor_worker.contract.messages import (
@@ -73,7 +80,7 @@ class Worker:
 
     number: int  # its name with the scheduler
     task: Task
-    station: Station
+    handle: DeviceHandle
     limits: Limits
     canary: Canary | None = None
     warm: bool = False
@@ -200,26 +207,32 @@ class Engine:
         attend: Callable[[], None],
         started: Callable[[Any, bool], None],
     ) -> None:
-        self._opened, self._attend, self._started = opened, attend, started
-        self.stations: Stations
+        self._opened, self._poll, self._started = opened, attend, started
+        self.handles: DeviceHandles
         self.looks: dict[str, Future[Reading]] = {}  # that are under way, by the device's uuid
         self._first: Reading | None = None
 
-    def open(self, stations: Stations, _pending: Callable[[], int], _places: int) -> None:
-        self.stations = stations
+    def open(self, handles: DeviceHandles, _pending: Callable[[], int], _places: int) -> None:
+        self.handles = handles
         self._opened()
 
-    def attend(self) -> None:
-        self._attend()
+    def poll(self) -> None:
+        self._poll()
 
     def watched(self) -> list[int]:
         return []
 
-    def holding(self, _station: Station) -> bool:
+    def holding(self, _station: DeviceHandle) -> bool:
         return False
 
     def start(
-        self, _station: Station, files: Any, _spec: Spec, *, fresh: bool, blocking_launches: bool
+        self,
+        _station: DeviceHandle,
+        files: Any,
+        _spec: Spec,
+        *,
+        fresh: bool,
+        blocking_launches: bool,
     ) -> EngineWorker:
         self._started(files, fresh)
         return files  # type: ignore[no-any-return]
@@ -229,12 +242,12 @@ class Engine:
 
     # --- devices
 
-    def add(self, device: Device, node: str, first: Reading) -> Station:
+    def add(self, device: Device, node: str, first: Reading) -> DeviceHandle:
         """Take a device, of which the first look shows that."""
         self._first = first
-        self.stations.add([device], Site(node, node))
+        self.handles.add([device], Site(node, node))
         self._first = None
-        return self.stations.alive[-1]
+        return self.handles.alive[-1]
 
     def look(self, uuid: str) -> Future[Reading]:
         """In the place of `look_in_thread`."""

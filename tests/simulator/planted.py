@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from chunkvisor.heart import loop
-from chunkvisor.heart.attempt import RunningAttempt
-from chunkvisor.heart.loop import Loop
-from chunkvisor.heart.scheduler import Scheduler
+from chunkvisor.core import loop
+from chunkvisor.core.attempt import RunningAttempt
+from chunkvisor.core.loop import Loop
+from chunkvisor.core.scheduler import Scheduler
 from chunkvisor.store.ledger import Parts
 
 
@@ -65,7 +65,7 @@ BUGS = {
         "good_texts",
         "sorted(text for part in self._index.parts for text in part.texts)",
         "[text for part in self._index.parts for text in part.texts]",
-        seed=22,
+        seed=440,
     ),
     "the end of a lost machine stays a stop": Bug(
         Loop,
@@ -87,7 +87,7 @@ BUGS = {
     "a run never gets used to neighbors": Bug(
         Loop,
         "_failed",
-        "slot.station.get_used_to(verdict.figures.others_bytes)",
+        "slot.handle.get_used_to(verdict.figures.others_bytes)",
         "pass",
         seed=311,
     ),
@@ -104,9 +104,7 @@ BUGS = {
         "self._execute(self._scheduler.worker_called(slot.number, freed=True))",
         "pass",
     ),
-    "a hang is not seen": Bug(
-        RunningAttempt, "attend", "self.end(EndedBy.HANG, why, now_s)", "pass"
-    ),
+    "a hang is not seen": Bug(RunningAttempt, "poll", "self.end(EndedBy.HANG, why, now_s)", "pass"),
     "finished batches of a failed attempt are forgotten": Bug(
         loop,
         "_judged",

@@ -9,11 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
 
-from chunkvisor.devices.stations import Health
-from chunkvisor.errors import Halt, StopReason
-from chunkvisor.events import event
-from chunkvisor.heart import policy
-from chunkvisor.heart.instructions import (
+from chunkvisor.core import policy
+from chunkvisor.core.instructions import (
     AskToLeave,
     DropDevice,
     EndRun,
@@ -30,10 +27,13 @@ from chunkvisor.heart.instructions import (
     TellFailure,
     TellWait,
 )
-from chunkvisor.heart.loop import Loop
-from chunkvisor.heart.policy import Canary, KnownText, OwnText
-from chunkvisor.heart.run import Run
-from chunkvisor.heart.store import ResultStore
+from chunkvisor.core.loop import Loop
+from chunkvisor.core.policy import Canary, KnownText, OwnText
+from chunkvisor.core.run import Run
+from chunkvisor.core.store import ResultStore
+from chunkvisor.devices.handles import Health
+from chunkvisor.errors import Halt, StopReason
+from chunkvisor.events import event
 from chunkvisor.judge import Evidence
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.identity import Plan
@@ -127,7 +127,7 @@ class Play:
         lessons = cast("Any", self.disk)
         self.loop = _Loop(self.outputs, config, lessons, self.engine, store, run, self.engine.look)
         self.loop.play = self
-        self.engine.open(self.loop._stations, lambda: 0, 0)
+        self.engine.open(self.loop._handles, lambda: 0, 0)
         self.loop._opened = True
 
     def _open(self, files: MemoryFiles, limits: Limits) -> Output:
@@ -182,7 +182,7 @@ class Play:
                 ]
                 self.engine.looked(f"GPU-{device}", reading(Health(health), ours))
             case "leaves", [node]:
-                self.engine.stations.lose(node, "it is gone")
+                self.engine.handles.lose(node, "it is gone")
             case "damaged", [_, chunk]:
                 future = self._joins.pop()
                 future.set_exception(ChunkDamagedError(int(chunk), "damaged"))
@@ -249,12 +249,12 @@ class Play:
     # --- the machine
 
     def _new_attempt(
-        self, task: Task, station: Any, limits: Limits, canary: Canary | None
+        self, task: Task, handle: Any, limits: Limits, canary: Canary | None
     ) -> Worker:
         if self.disk_full:
             raise full()
         assert self._start is not None
-        return Worker(self._start.worker, task, station, limits, canary)
+        return Worker(self._start.worker, task, handle, limits, canary)
 
     def _started(self, worker: Worker, fresh: bool) -> None:
         if self.host_oom:

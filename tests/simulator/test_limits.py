@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from chunkvisor import judge
 from chunkvisor.config import model as values
 from chunkvisor.config.model import Config
-from chunkvisor.heart import policy, scheduler
+from chunkvisor.core import policy, scheduler
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config, RecoveryConfig, WorkersConfig
-from chunkvisor.heart.policy import History, Split, decide
+from chunkvisor.core.policy import History, Split, decide
 from chunkvisor.judge import NODE_LOST, EndedBy, Evidence, judge
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 

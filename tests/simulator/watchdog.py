@@ -4,10 +4,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.config.choices import OnBadRow
-from chunkvisor.devices.stations import Health
-from chunkvisor.errors import ExitCode
-from chunkvisor.heart import policy
-from chunkvisor.heart.instructions import (
+from chunkvisor.core import policy
+from chunkvisor.core.instructions import (
     Ending,
     Instruction,
     StartWorker,
@@ -15,7 +13,9 @@ from chunkvisor.heart.instructions import (
     TellFailure,
     TellWait,
 )
-from chunkvisor.heart.policy import KnownText
+from chunkvisor.core.policy import KnownText
+from chunkvisor.devices.handles import Health
+from chunkvisor.errors import ExitCode
 from chunkvisor.judge import NODE_LOST, Verdict
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Phase

@@ -19,11 +19,11 @@ from chunkvisor.config.load import load, parse
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import KINDS
+from chunkvisor.messages import ENTRIES
 from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.testing import FAULTS
-from chunkvisor.words import ENTRIES
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES

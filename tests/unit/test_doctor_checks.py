@@ -26,7 +26,7 @@ from chunkvisor.commands.doctor import (
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
-from chunkvisor.devices.stations import Health, Opinion
+from chunkvisor.devices.handles import Health, HealthReport
 from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.trial import Expected, Trial
 from chunkvisor.errors import ExitCode, Halt
@@ -60,7 +60,7 @@ def well(**changes: Any) -> Case:
         config=from_values(values, Path("/tmp")),
         devices=(GPU,),
         smi=SmiAnswer(0, LISTED),
-        opinions={GPU: Opinion(Health.GOOD)},
+        opinions={GPU: HealthReport(Health.GOOD)},
         nodes={"/dev/nvidia0": True},
         probe=ProbeReading(REPORT, 0),
         memory=(60 * GIB, 64 * GIB),
@@ -73,7 +73,7 @@ def well(**changes: Any) -> Case:
 
 def judged(health: Health, why: str) -> Case:
     """Return `well` with another opinion of its GPU."""
-    return well(opinions={GPU: Opinion(health, why)})
+    return well(opinions={GPU: HealthReport(health, why)})
 
 
 def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 
 from chunkvisor.commands.explain import explain, index, names
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.words import ENTRIES, QUARANTINE
+from chunkvisor.messages import ENTRIES, QUARANTINE
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rules import RULES
 

@@ -11,6 +11,7 @@ from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event
+from chunkvisor.messages import reasons_in_words, reasons_of
 from chunkvisor.outputs.forms import (
     FORM_KEYS,
     FORMATS,
@@ -25,7 +26,6 @@ from chunkvisor.outputs.publish import settle
 from chunkvisor.outputs.state import Found, Stage, standing_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.words import reasons_in_words, reasons_of
 from staged import first_come_first_numbered
 from unit.test_join import DIMENSION, assembled, finished, publish_joined
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor import words as words_of
-from chunkvisor.devices import gpu, stations
+from chunkvisor import messages as words_of
+from chunkvisor.devices import gpu, handles
 from chunkvisor.devices.gpu import (
     CPU,
     Device,
@@ -20,17 +20,17 @@ from chunkvisor.devices.gpu import (
     unfit_dtype,
     weakest,
 )
-from chunkvisor.devices.stations import (
+from chunkvisor.devices.handles import (
+    DeviceHandle,
+    DeviceHandles,
     Health,
     MemoryHolder,
     Reading,
-    Station,
-    Stations,
     judge_gpu,
     read_gpu,
 )
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.judge import Company
+from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import read_oom
 
@@ -221,10 +221,10 @@ TABLE: dict[str, tuple[Reading, Health, str]] = {
 @pytest.mark.parametrize(("reading", "health", "words"), TABLE.values(), ids=TABLE)
 def test_opinion(reading: Reading, health: Health, words: str) -> None:
     """Broken beats blind, blind beats busy; a GPU is busy if what others hold leaves hardly anything."""
-    opinion = judge_gpu(reading, total_bytes=TOTAL)
-    assert opinion.health is health, opinion
-    assert words in opinion.why
-    assert bool(opinion.why) == (health is not GOOD)
+    health_report = judge_gpu(reading, total_bytes=TOTAL)
+    assert health_report.health is health, health_report
+    assert words in health_report.why
+    assert bool(health_report.why) == (health is not GOOD)
     assert judge_gpu(seen(FULL, STRANGER)).health is GOOD, "its size is not known"
 
 
@@ -262,20 +262,21 @@ def test_a_gpu_is_read(
 
 def station_after(
     monkeypatch: pytest.MonkeyPatch, *readings: Reading, pids: frozenset[int] = frozenset()
-) -> tuple[Station, list[Health]]:
+) -> tuple[DeviceHandle, list[Health]]:
     """A GPU of which these readings were taken, and what was thought of it."""
     found, left = list[Health](), list(readings)
 
-    monkeypatch.setattr(stations, "read_gpu", lambda _: left.pop(0))
-    made = Stations(
-        lambda _, opinion, __: found.append(opinion.health) if opinion else None, lambda _: None
+    monkeypatch.setattr(handles, "read_gpu", lambda _: left.pop(0))
+    made = DeviceHandles(
+        lambda _, health_report, __: found.append(health_report.health) if health_report else None,
+        lambda _: None,
     )
     made.add([B])
     for _ in readings[1:]:
         made[0].ask()
         assert made[0].asked is not None
         made[0].asked.result()
-        made.attend(lambda: {0: pids})
+        made.poll(lambda: {0: pids})
     return made[0], found
 
 
@@ -294,8 +295,8 @@ def test_our_own_worker(
     monkeypatch: pytest.MonkeyPatch, reading: Reading, health: Health, alone: bool
 ) -> None:
     """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
-    station, found = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
-    assert (found, station.alone) == ([GOOD, health], alone)
+    handle, found = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
+    assert (found, handle.alone) == ([GOOD, health], alone)
 
 
 def figures(
@@ -316,19 +317,24 @@ LARGER, BY_A_NEIGHBOR, NO_FIGURES = (
     figures(1.0, 6.9),
     "NVML_SUCCESS == INTERNAL ASSERT FAILED",
 )
-COMPANY: dict[str, tuple[str, list[Reading], set[int], Company]] = {
-    "a model larger than the GPU": (LARGER, [seen()], set(), Company.UNTOLD),
-    "a neighbor came": (BY_A_NEIGHBOR, [seen()], set(), Company.CAME),
-    "a neighbor was there before": (BY_A_NEIGHBOR, [seen(7 * GIB)], set(), Company.UNTOLD),
+COMPANY: dict[str, tuple[str, list[Reading], set[int], OtherProcesses]] = {
+    "a model larger than the GPU": (LARGER, [seen()], set(), OtherProcesses.UNKNOWN),
+    "a neighbor came": (BY_A_NEIGHBOR, [seen()], set(), OtherProcesses.NEW),
+    "a neighbor was there before": (BY_A_NEIGHBOR, [seen(7 * GIB)], set(), OtherProcesses.UNKNOWN),
     "a neighbor holds less than what is missing": (
         figures(5.0, 2.0, 1.0, 4.0),
         [seen()],
         set(),
-        Company.UNTOLD,
+        OtherProcesses.UNKNOWN,
     ),
-    "another worker of ours": (BY_A_NEIGHBOR, [seen()], {77}, Company.OURS),
-    "no figures, and only ours on it": (NO_FIGURES, [seen(), seen()], set(), Company.ALONE),
-    "no figures, and no look since the first": (NO_FIGURES, [seen()], set(), Company.UNTOLD),
+    "another worker of ours": (BY_A_NEIGHBOR, [seen()], {77}, OtherProcesses.SIBLING),
+    "no figures, and only ours on it": (NO_FIGURES, [seen(), seen()], set(), OtherProcesses.NONE),
+    "no figures, and no look since the first": (
+        NO_FIGURES,
+        [seen()],
+        set(),
+        OtherProcesses.UNKNOWN,
+    ),
 }
 
 
@@ -340,13 +346,13 @@ def test_whose_memory_it_was(
     words: str,
     readings: list[Reading],
     siblings: set[int],
-    company: Company,
+    company: OtherProcesses,
 ) -> None:
     """Torch's figures show it, else the last look; who was there before the run is part of the GPU."""
-    station, _ = station_after(monkeypatch, *readings)
-    assert station.company(read_oom(words), frozenset(siblings)) is company
-    station.get_used_to(7 * GIB)
-    assert station.company(read_oom(words), frozenset(siblings)) is not Company.CAME
+    handle, _ = station_after(monkeypatch, *readings)
+    assert handle.company(read_oom(words), frozenset(siblings)) is company
+    handle.get_used_to(7 * GIB)
+    assert handle.company(read_oom(words), frozenset(siblings)) is not OtherProcesses.NEW
 
 
 # --- dtypes

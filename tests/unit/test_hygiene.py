@@ -16,7 +16,7 @@ SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chun
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
 """None of these may come into the supervisor's process."""
 
-ROOMS = (
+PACKAGES = (
     *(
         "cli",
         "api",
@@ -24,9 +24,9 @@ ROOMS = (
         "commands",
         "testing",
         "supervise",
-        "heart",
+        "core",
         "show",
-        "words",
+        "messages",
         "outputs",
         "sources",
         "engine",
@@ -45,7 +45,7 @@ ROOMS = (
         "version",
     ),
 )
-"""The rooms, and the modules beside them, from top to bottom."""
+"""The packages, and the modules beside them, from top to bottom."""
 
 
 @functools.cache
@@ -85,13 +85,13 @@ def test_supervisor_knows_only_the_contract() -> None:
             assert name.partition(".")[0] not in set(HEAVY) - allowed, f"{path} imports {name}"
 
 
-def test_room_imports_only_what_stands_below_it() -> None:
-    """Every module is in a room of the list, and imports that room and those below; none imports the package itself."""
+def test_a_package_imports_only_what_stands_below_it() -> None:
+    """Every module is in a package of the list, and imports that package and those below it alone."""
     for path in files_of(SUPERVISOR):
-        room = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
-        if room in ("__init__", "__main__"):
+        folder = path.relative_to(SUPERVISOR).with_suffix("").parts[0]
+        if folder in ("__init__", "__main__"):
             continue
-        below = ROOMS[ROOMS.index(room) :]
+        below = PACKAGES[PACKAGES.index(folder) :]
         for name in imported(path):
             package, _, inside = name.partition(".")
             assert package != "chunkvisor" or inside.partition(".")[0] in below, (
@@ -124,7 +124,7 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
 
-    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.heart.loop"}
+    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.core.loop"}
     assert late.isdisjoint(ended.stdout.split())
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.commands.explain import explain
+from chunkvisor.core.policy import code_of_nothing
 from chunkvisor.errors import ExitCode, StopReason
-from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.words import advice_on_row, end_in_words, last_remedy
+from chunkvisor.messages import advice_on_row, end_in_words, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom

@@ -8,8 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.errors import ExitCode, StopReason
-from chunkvisor.heart.policy import (
+from chunkvisor.core.policy import (
     BatchLimit,
     GiveUp,
     History,
@@ -25,7 +24,8 @@ from chunkvisor.heart.policy import (
     Wait,
     decide,
 )
-from chunkvisor.judge import BACKOFF_MAX_S, Company, Verdict, backoff_s
+from chunkvisor.errors import ExitCode, StopReason
+from chunkvisor.judge import BACKOFF_MAX_S, OtherProcesses, Verdict, backoff_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.taxonomy import OomFigures
@@ -203,15 +203,15 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(),
         Retry(0.5),
     ),
-    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(others=Company.CAME), Wait(1.0)),
+    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(others=OtherProcesses.NEW), Wait(1.0)),
     "others stay": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
-        History(others=Company.CAME, waited_s=600),
+        History(others=OtherProcesses.NEW, waited_s=600),
         Retry(charge=False, limit=BatchLimit(32, 160)),
     ),
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
-        History(others=Company.ALONE),
+        History(others=OtherProcesses.NONE),
         Stop(ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE),
     ),
     # The world

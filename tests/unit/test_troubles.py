@@ -4,7 +4,7 @@ import pytest
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event as of
-from chunkvisor.words import Troubles
+from chunkvisor.messages import Troubles
 
 GO, KEPT, BAD = (
     of.Go("t", 5, 1, 32),

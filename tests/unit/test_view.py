@@ -9,11 +9,11 @@ from rich.console import Console, Group
 
 from chunkvisor.events.event import Halted, Weight
 from chunkvisor.events.state import Progress, RunState
+from chunkvisor.messages import BadReason
 from chunkvisor.show.snapshot import Snapshot
 from chunkvisor.show.status import OutputStatus, State, Status, status_screen
 from chunkvisor.show.terminal import view
 from chunkvisor.units import human_moment
-from chunkvisor.words import BadReason
 
 T0 = 1_800_000_000.0
 AT = "CPU: a chunk 4, computing, 7 of 100 texts"

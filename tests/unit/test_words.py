@@ -5,17 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.errors import ExitCode
-from chunkvisor.events.event import (
-    AttemptFailed,
-    ChunkSplit,
-    Event,
-    OutputOpened,
-    RunStarted,
-    Waiting,
-    WorkPlanned,
-)
-from chunkvisor.heart.policy import (
+from chunkvisor.core.policy import (
     BatchLimit,
     GiveUp,
     How,
@@ -26,8 +16,18 @@ from chunkvisor.heart.policy import (
     Step,
     Stop,
 )
-from chunkvisor.heart.reports import what_follows
-from chunkvisor.heart.run import WaitTeller
+from chunkvisor.core.reports import what_follows
+from chunkvisor.core.run import WaitTeller
+from chunkvisor.errors import ExitCode
+from chunkvisor.events.event import (
+    AttemptFailed,
+    ChunkSplit,
+    Event,
+    OutputOpened,
+    RunStarted,
+    Waiting,
+    WorkPlanned,
+)
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.units import which_rows

@@ -1,4 +1,4 @@
 """What each command does, apart from the run: doctor, drill, plan, encode, verify, retry, clean.
 
-May import every room below: supervise and down.
+May import every package below: supervise and down.
 """

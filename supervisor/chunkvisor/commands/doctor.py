@@ -18,7 +18,7 @@ from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
-from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
+from chunkvisor.devices.handles import Health, HealthReport, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder, Repository, repository_of
 from chunkvisor.engine.modelsource import (
@@ -79,7 +79,7 @@ class Case:
     # Why a part of the config is refused, by check.
     refused: dict[str, Halt] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()  # of the job; without a config, all GPUs
-    opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs
+    opinions: dict[Device, HealthReport] = field(default_factory=dict)  # of the GPUs
     smi: SmiAnswer = field(default_factory=SmiAnswer)  # to `nvidia-smi -L`
     # Files of the driver in /dev -> may this user open them?
     nodes: dict[str, bool] = field(default_factory=dict)
@@ -313,15 +313,15 @@ def _driver(case: Case) -> Iterator[Finding]:
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    for device, opinion in case.opinions.items():
-        if opinion.health is Health.BROKEN:
+    for device, health_report in case.opinions.items():
+        if health_report.health is Health.BROKEN:
             mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
             state = FAULT if case.wanted else WARNING
-            yield Finding("gpu-health", state, f"{device}: {opinion.why}", mend)
-        elif opinion.health is Health.BUSY and case.busy_pid is None:
+            yield Finding("gpu-health", state, f"{device}: {health_report.why}", mend)
+        elif health_report.health is Health.BUSY and case.busy_pid is None:
             mend = "End what is not needed, or choose another GPU (`device: cuda:N`)."
-            yield Finding("gpu-memory", WARNING, f"{device}: {opinion.why}", mend)
-        elif opinion.health is Health.GOOD:
+            yield Finding("gpu-memory", WARNING, f"{device}: {health_report.why}", mend)
+        elif health_report.health is Health.GOOD:
             yield Finding("gpu-health", OK, f"{device} reports no fault")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict
+from chunkvisor.messages import ENTRIES, last_remedy
 from chunkvisor.units import did_you_mean
-from chunkvisor.words import ENTRIES, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES, Rule

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec
 
@@ -43,24 +43,24 @@ class Worker(Protocol):
 class Engine(Protocol):
     """Devices and workers of one run."""
 
-    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
+    def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
         """Put devices in, now or later; so many chunks are to be done, and a device has so many workers at a time.
 
         Raises Halt.
         """
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Take in the news. Raises Halt if nothing can be started any more."""
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news."""
 
-    def holding(self, station: Station) -> bool:
+    def holding(self, handle: DeviceHandle) -> bool:
         """Whether nothing is to be started there yet: a template is getting ready, say."""
 
     def start(
         self,
-        station: Station,
+        handle: DeviceHandle,
         files: AttemptFiles,
         spec: Spec,
         *,

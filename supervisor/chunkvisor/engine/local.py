@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import (
     end,
@@ -335,7 +335,7 @@ class LocalEngine:
         return worker if worker.pid else None
 
     def fail(self, why: str) -> None:
-        """Continue without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""
+        """Continue without the template: kill it; its workers live on without it. With `warm`, `poll` raises Halt."""
         if self._socket is not None:
             self.failure = why
             self.close()
@@ -344,12 +344,12 @@ class LocalEngine:
 
     # --- see Engine
 
-    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
+    def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
         self.expect(pending(), len(self._devices) * places)
-        stations.add(self._devices)
+        handles.add(self._devices)
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """See Engine."""
         self.hear()
         if self.failure and self._settings.start is Start.WARM:
@@ -369,13 +369,13 @@ class LocalEngine:
         """See Engine."""
         return [self._socket.fileno()] if self._socket is not None else []
 
-    def holding(self, _station: Station) -> bool:
+    def holding(self, _station: DeviceHandle) -> bool:
         """See Engine."""
         return self.loading
 
     def start(
         self,
-        station: Station,
+        handle: DeviceHandle,
         files: AttemptFiles,
         spec: Spec,
         *,
@@ -384,12 +384,12 @@ class LocalEngine:
     ) -> Worker:
         """See Engine."""
         environment = self._environment(
-            station.device, spec.threads, blocking_launches=blocking_launches
+            handle.device, spec.threads, blocking_launches=blocking_launches
         )
         if not fresh and self.warm:
             if (worker := self._fork(files, environment)) is not None:
                 return worker
-            self.attend()  # it may have failed
+            self.poll()  # it may have failed
         return _FreshWorker(files, environment)
 
     def _environment(

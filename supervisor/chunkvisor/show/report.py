@@ -18,6 +18,7 @@ from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
+from chunkvisor.messages import advice_on_row
 from chunkvisor.outputs.state import read
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
@@ -26,7 +27,6 @@ from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
 from chunkvisor.units import counted, human_moment, human_time, printable
 from chunkvisor.version import __version__
-from chunkvisor.words import advice_on_row
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import masked

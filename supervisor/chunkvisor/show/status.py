@@ -14,11 +14,11 @@ from typing import Any
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
+from chunkvisor.messages import BadReason, reasons_in_words, reasons_of
 from chunkvisor.outputs.state import read
 from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_moment, human_time, listed
-from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 from chunkvisor_worker.contract.frozen import frozen
 
 SCHEMA = 1

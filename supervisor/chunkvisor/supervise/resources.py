@@ -11,6 +11,7 @@ from typing import Any
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
+from chunkvisor.core.run import Run, WaitTeller, stopped
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
@@ -30,7 +31,6 @@ from chunkvisor.events.event import (
     RunStarted,
     Warned,
 )
-from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
@@ -54,7 +54,7 @@ class Request:
     more: dict[str, Any] = field(default_factory=dict)  # what manifests say besides
 
 
-class Means:
+class RunResources:
     """To be closed by whoever makes it."""
 
     def __init__(self, request: Request, run: Run) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from chunkvisor.config.choices import EngineKind, FinalFormat
 from chunkvisor.config.model import Config
+from chunkvisor.core.run import Run, Signals
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import (
@@ -20,14 +21,13 @@ from chunkvisor.events.event import (
     RunEnded,
 )
 from chunkvisor.events.journal import Journal
-from chunkvisor.heart.run import Run, Signals
+from chunkvisor.messages import Troubles
 from chunkvisor.show.lines import Observer, Observers
 from chunkvisor.show.outside import is_textfile, observers_of_run, open_invocation, sender_to
 from chunkvisor.store.disk import check_target, memory_halt, refusal
 from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
-from chunkvisor.supervise.resources import Means, Request
+from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted
-from chunkvisor.words import Troubles
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
@@ -70,11 +70,11 @@ def run(request: Request, observer: Observer) -> ExitCode:
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             this = Run(layout, run_id, signals, emit, observers.tick, speed)
-            with closing(Means(request, this)) as means:
-                source = means.source()
+            with closing(RunResources(request, this)) as resources:
+                source = resources.source()
                 from chunkvisor.supervise.work import work  # next to the model, which loads by now
 
-                work(request, this, means, source)
+                work(request, this, resources, source)
             emit(RunEnded(int(ExitCode.COMPLETE)))
         except Exception as error:
             halt = _in_words(error, layout, troubles, emit)

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
+from chunkvisor.core.loop import Loop
+from chunkvisor.core.output import OutputRun, texts_damaged
+from chunkvisor.core.run import Run, stopped
+from chunkvisor.core.store import ResultStore
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
@@ -18,10 +22,7 @@ from chunkvisor.engine.trial import Expected, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened, Warned, WorkPlanned
 from chunkvisor.events.journal import read_with_trials
-from chunkvisor.heart.loop import Loop
-from chunkvisor.heart.output import OutputRun, texts_damaged
-from chunkvisor.heart.run import Run, stopped
-from chunkvisor.heart.store import ResultStore
+from chunkvisor.messages import gave_up, with_bad_rows
 from chunkvisor.outputs.combine import combine
 from chunkvisor.outputs.finish import finish
 from chunkvisor.outputs.forms import asked_form
@@ -35,25 +36,24 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile
 from chunkvisor.store.reuse import Reuse, read_reuse, work_with
-from chunkvisor.supervise.resources import Means, Request
+from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
-from chunkvisor.words import gave_up, with_bad_rows
 from chunkvisor_worker.contract.messages import Phase, Spec
 
 _TARGET_S = 40.0  # a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
 
 
-def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
+def work(request: Request, run: Run, resources: RunResources, source: ModelSource) -> None:
     """Do what a run does between its first word and its last. Raises Halt if it does not end well; OSError."""
     config = request.loaded.config
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
         dtype, kind = folder.computes_in(config.model), folder.model_type
-        if (unfit := unfit_dtype(dtype, kind, weakest(means.devices))) is not None:
+        if (unfit := unfit_dtype(dtype, kind, weakest(resources.devices))) is not None:
             run.emit(Warned("; ".join(unfit)))
     # What is wrong with it is said before the source is read.
     expected = read_expected(config.model.expect) if config.model.expect is not None else None
-    outputs = Opening(request, run, means, source).open()
+    outputs = Opening(request, run, resources, source).open()
     if outputs:
         for what, mend in check_model_files(config, source.path):
             run.emit(Warned(f"{what}; {mend}"))
@@ -70,12 +70,12 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         )
         run.emit(planned)
         if expected is not None and any(output.left for output in outputs):
-            _expect(expected, request, run, means, source)
+            _expect(expected, request, run, resources, source)
     model = config.model
     lessons = LessonFile(
         run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
     )
-    with closing(means.take_engine(source)) as engine:
+    with closing(resources.take_engine(source)) as engine:
         store = ResultStore(outputs, run, config.recovery.wait_timeout)
         given_up = Loop(outputs, config, lessons, engine, store, run).run()
     if run.signals.first is not None or (
@@ -84,10 +84,10 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         raise stopped(run.signals)
     if given_up:
         raise gave_up(given_up)
-    _complete(config, run, means)
+    _complete(config, run, resources)
 
 
-def _complete(config: Config, run: Run, means: Means) -> None:
+def _complete(config: Config, run: Run, resources: RunResources) -> None:
     """Make the combinations, and end with success only if every final file and manifest stands.
 
     Raises Halt: 3 if some rows have no vector, 75 if a file is not there; OSError.
@@ -99,7 +99,7 @@ def _complete(config: Config, run: Run, means: Means) -> None:
     for name, members in config.combine.items():
         place = run.layout.combined(name)
         manifests = {member: finished[member] for member in members}
-        manifest, was_there = combine(place, manifests, means.on_wait)
+        manifest, was_there = combine(place, manifests, resources.on_wait)
         standing = standing_of(place)
         whole = standing is not None and standing.holds(place)
         _there(manifest if whole else None, place)
@@ -125,15 +125,15 @@ def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, A
 
 
 def _expect(
-    expected: Expected, request: Request, run: Run, means: Means, source: ModelSource
+    expected: Expected, request: Request, run: Run, resources: RunResources, source: ModelSource
 ) -> None:
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
     config = request.loaded.config
     model = source.spec(config.model)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
-        encode, device = encode_spec(config.encode), means.devices[0]
+        encode, device = encode_spec(config.encode), resources.devices[0]
         trial = try_texts(
-            expected.texts, model, encode, device, request.loaded, Path(folder), means.on_wait
+            expected.texts, model, encode, device, request.loaded, Path(folder), resources.on_wait
         )
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
@@ -149,12 +149,14 @@ def _expect(
 class Opening:
     """Opens the outputs of one run."""
 
-    def __init__(self, request: Request, run: Run, means: Means, source: ModelSource) -> None:
-        self._request, self._run, self._means, self._source = request, run, means, source
+    def __init__(
+        self, request: Request, run: Run, resources: RunResources, source: ModelSource
+    ) -> None:
+        self._request, self._run, self._resources, self._source = request, run, resources, source
         self._config: Config = request.loaded.config
         # The environment of this machine does not travel to the nodes of a cluster.
         self._arithmetic = arithmetic_variables(
-            {} if means.on_ray else os.environ, self._config.env
+            {} if resources.on_ray else os.environ, self._config.env
         )
         self._wanted = Wanted(
             request.loaded,
@@ -165,9 +167,9 @@ class Opening:
             request.more,
             self._identity,
             self._chunk_size,
-            partial(means.load_ahead, source),
+            partial(resources.load_ahead, source),
             run.emit,
-            means.on_wait,
+            resources.on_wait,
         )
 
     @cached_property
@@ -184,7 +186,7 @@ class Opening:
     def _chunk_size(self, name: str) -> int:
         size = self._config.effective_chunk_size(name)
         if size == "auto":
-            devices = self._means.devices
+            devices = self._resources.devices
             workers = len(devices) * self._config.workers.per_device
             size, why = propose(*self._pace, workers, devices[0].kind)
             self._note(f"{name}: chunks of {size:,} texts, {why}")
@@ -295,7 +297,7 @@ class Opening:
         config = self._config
         source = self._source
         name = found.layout.name
-        device_kind = self._means.devices[0].kind
+        device_kind = self._resources.devices[0].kind
         encode, cores = (
             config.effective_encode(name),
             len(os.sched_getaffinity(0)) // config.workers.per_device,

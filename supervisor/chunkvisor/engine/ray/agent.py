@@ -17,7 +17,7 @@ from typing import Any
 
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import find_devices
-from chunkvisor.devices.stations import Site, Station
+from chunkvisor.devices.handles import DeviceHandle, Site
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelfolder import Repository, repository_of
@@ -102,7 +102,7 @@ class Agent:
         self._scratch = Path(tempfile.mkdtemp(prefix="chunkvisor-"))
         self._reports: list[NodeReport] = []
         self._running: dict[int, _Running] = {}
-        self._stations: list[Station] = []
+        self._handles: list[DeviceHandle] = []
         self._engine: LocalEngine | None = None
         self._state = (
             True,
@@ -147,8 +147,8 @@ class Agent:
             Start(terms.start), self._mark, ours, terms.env, template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._tell)
-        self._stations = [
-            Station(number, device, Site(self._node)) for number, device in enumerate(devices)
+        self._handles = [
+            DeviceHandle(number, device, Site(self._node)) for number, device in enumerate(devices)
         ]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
@@ -221,13 +221,11 @@ class Agent:
             files.folder.mkdir(mode=0o700)
             for name, content in contents.items():
                 (files.folder / name).write_bytes(content)
-            spec, station = read_message(Spec, files.spec), self._stations[told.device]
+            spec, handle = read_message(Spec, files.spec), self._handles[told.device]
             if spec is None:
                 raise OSError(f"{files.spec} did not arrive")
             blocking = told.blocking_launches
-            worker = engine.start(
-                station, files, spec, fresh=told.fresh, blocking_launches=blocking
-            )
+            worker = engine.start(handle, files, spec, fresh=told.fresh, blocking_launches=blocking)
         except OSError as error:
             what = f"no worker can be started on {self._name}: {error}"
             cause = Cause("builtins.OSError", (), what, errno=error.errno)
@@ -246,7 +244,7 @@ class Agent:
             return
         try:
             self._engine.expect(1)
-            self._engine.attend()
+            self._engine.poll()
         except Halt as halt:  # no warm start, and the config wants no other
             self._reports.append(self._aside(halt))
         for number, each in list(self._running.items()):

@@ -16,7 +16,7 @@ from functools import partial
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn
 from chunkvisor.engine.ray.wire import VERSION, Cluster, NodeOrder, NodeReport, Terms
@@ -118,7 +118,7 @@ class RayEngine:
             startup_s=config.recovery.startup_timeout,
             template=template,
         )
-        self._stations: Stations  # from `open` on
+        self._handles: DeviceHandles  # from `open` on
         self._pending: Callable[[], int]
         self._bridge: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = (
@@ -132,9 +132,9 @@ class RayEngine:
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
 
-    def open(self, stations: Stations, pending: Callable[[], int], _places: int) -> None:
+    def open(self, handles: DeviceHandles, pending: Callable[[], int], _places: int) -> None:
         """See Engine."""
-        self._stations = stations
+        self._handles = handles
         self._pending = pending
         trim_log(self._log)
         self._socket, theirs = socket.socketpair()
@@ -148,7 +148,7 @@ class RayEngine:
         self._bridge = spawn(command, theirs, self._log, environment)
         self._send(self._terms)
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """See Engine."""
         if self._bridge is None:
             return
@@ -169,7 +169,7 @@ class RayEngine:
                 self._lose(number, self._why)
         if not self._pending():
             return  # what is left to do needs no node
-        if self._stations.alive:
+        if self._handles.alive:
             self._without_s = None
             self._told_waiting = False
         elif self._socket is not None and self._cluster.preparing:
@@ -181,14 +181,14 @@ class RayEngine:
         """See Engine."""
         return [self._socket.fileno()] if self._socket is not None else []
 
-    def holding(self, station: Station) -> bool:
+    def holding(self, handle: DeviceHandle) -> bool:
         """See Engine."""
-        node = self._nodes.get(station.site.node)
+        node = self._nodes.get(handle.site.node)
         return node is None or node.holding
 
     def start(
         self,
-        station: Station,
+        handle: DeviceHandle,
         files: AttemptFiles,
         _spec: Spec,
         *,
@@ -196,13 +196,13 @@ class RayEngine:
         blocking_launches: bool,
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
-        name = station.site.node
+        name = handle.site.node
         number = next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
         node.workers[number] = worker = _RayWorker(
             self._send, name, number, node.warm and not fresh
         )
-        place = node.devices.index(station.device)
+        place = node.devices.index(handle.device)
         self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
         return worker
 
@@ -228,7 +228,7 @@ class RayEngine:
             self._why = report.cluster.why or self._why
         elif report.up is not None:
             self._nodes[report.node] = _Node(report.devices)
-            self._stations.add(report.devices, report.up)
+            self._handles.add(report.devices, report.up)
         elif report.gone is not None and report.aside:
             what = f"node {report.aside} cannot do this job"
             halt = Halt(ExitCode(report.code), what, report.remedy, why=report.gone)
@@ -246,7 +246,7 @@ class RayEngine:
                 worker.hear(report)
 
     def _lose(self, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        self._stations.lose(number, why, halt, name)
+        self._handles.lose(number, why, halt, name)
         if (node := self._nodes.pop(number, None)) is not None:
             for worker in node.workers.values():
                 worker.hear(NodeReport(returncode=NODE_LOST))
@@ -257,8 +257,8 @@ class RayEngine:
         starting = self._cluster.starting
         self._without_s = self._without_s or now_s
         waited_s = now_s - self._without_s
-        if not starting and self._stations.last_halt is not None:
-            raise self._stations.last_halt
+        if not starting and self._handles.last_halt is not None:
+            raise self._handles.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
         if waited_s >= limit_s or self._socket is None:
             raise Halt(

@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.stations import Site
+from chunkvisor.devices.handles import Site
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec

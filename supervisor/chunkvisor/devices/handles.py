@@ -31,7 +31,7 @@ from chunkvisor.events.event import (
     Note,
     Warned,
 )
-from chunkvisor.judge import Company
+from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.taxonomy import OomFigures
 
@@ -56,7 +56,7 @@ class Health(Enum):
 
 
 @frozen
-class Opinion:
+class HealthReport:
     """A judgment, in a word and in a sentence."""
 
     health: Health
@@ -107,31 +107,33 @@ def read_gpu(uuid: str) -> Reading:
 
 def judge_gpu(
     reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0
-) -> Opinion:
+) -> HealthReport:
     """Judge a GPU of that size (0 = not known) for the next worker; `ours` are the pids of our workers on it.
 
     What ours hold is not held against it; that others leave too little for a model, the worker finds out.
     """
     if reading.returncode == SMI_LOST:
-        return Opinion(
+        return HealthReport(
             Health.BROKEN,
             "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine",
         )
     if _BAD_ACTION.fullmatch(reading.recovery_action.lower()) is not None:
-        return Opinion(
+        return HealthReport(
             Health.BROKEN, f"the driver asks for a recovery action: {reading.recovery_action}"
         )
     if reading.returncode != 0 or reading.used_bytes is None:
-        return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
+        return HealthReport(
+            Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})"
+        )
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
-        return Opinion(
+        return HealthReport(
             Health.GOOD
         )  # how much of the memory is our own workers' is not known, in a container say
     held_bytes = reading.used_bytes - sum(used or 0 for used in own)
     free_bytes = total_bytes - reading.used_bytes
     if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= SLACK_BYTES:
-        return Opinion(Health.GOOD)
+        return HealthReport(Health.GOOD)
     others = [
         f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours
     ]
@@ -139,7 +141,9 @@ def judge_gpu(
     held, free = (
         f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes))
     )
-    return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free")
+    return HealthReport(
+        Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free"
+    )
 
 
 @frozen
@@ -174,7 +178,7 @@ def look_in_thread(uuid: str) -> Future[Reading]:
     return look
 
 
-class Station:
+class DeviceHandle:
     """One device, and what is known of it. Only a GPU of this machine that has a UUID can be looked at."""
 
     def __init__(
@@ -204,7 +208,7 @@ class Station:
 
     def judge(
         self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
-    ) -> Opinion:
+    ) -> HealthReport:
         """Wait for the look, and judge what it shows; the `first` one is that before our first worker.
 
         `ours` are the pids of our workers on it.
@@ -221,47 +225,47 @@ class Station:
         )
         self.alone = only_ours and reading.used_bytes is not None and not first
         # What is in use before our first worker is not waited for.
-        opinion = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
-        if opinion.health is not self._told:  # once, not every two seconds
-            self._told = opinion.health
-            if opinion.health is Health.BUSY:
-                emit(Warned(f"{self.device}: waiting, {opinion.why}"))
-            elif opinion.health is Health.BLIND:
+        health_report = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
+        if health_report.health is not self._told:  # once, not every two seconds
+            self._told = health_report.health
+            if health_report.health is Health.BUSY:
+                emit(Warned(f"{self.device}: waiting, {health_report.why}"))
+            elif health_report.health is Health.BLIND:
                 instead = "the run continues without its readings, since CUDA may work all the same"
-                emit(Note(f"{self.device}: {opinion.why}; {instead}"))
-        return opinion
+                emit(Note(f"{self.device}: {health_report.why}; {instead}"))
+        return health_report
 
-    def company(self, figures: OomFigures | None, siblings: frozenset[int]) -> Company:
+    def company(self, figures: OomFigures | None, siblings: frozenset[int]) -> OtherProcesses:
         """Say who else held the memory; `siblings` are the pids of other workers of this run that were on the device.
 
         torch's figures go before the last look, which is older than the fault. Others who were there when the run began
         are part of the device: what they leave is what there is.
         """
         if self.device.kind != "cuda":
-            return Company.UNTOLD
+            return OtherProcesses.UNKNOWN
         if siblings:
-            return Company.OURS
+            return OtherProcesses.SIBLING
         if figures is not None:
             came_bytes = figures.others_bytes - self._before_bytes
             missing_bytes = figures.wanted_bytes - figures.free_bytes
             return (
-                Company.CAME
+                OtherProcesses.NEW
                 if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes
-                else Company.UNTOLD
+                else OtherProcesses.UNKNOWN
             )
-        return Company.ALONE if self.alone else Company.UNTOLD
+        return OtherProcesses.NONE if self.alone else OtherProcesses.UNKNOWN
 
     def get_used_to(self, others_bytes: int) -> None:
         """Note that others stay, and so they are not waited for any more."""
         self._before_bytes = max(self._before_bytes, others_bytes)
 
 
-class Stations:
+class DeviceHandles:
     """All devices of a run; those of a cluster come and go."""
 
     def __init__(
         self,
-        seen: Callable[[Station, Opinion | None, bool], None],
+        seen: Callable[[DeviceHandle, HealthReport | None, bool], None],
         emit: Emit,
         look: Look = look_in_thread,
     ) -> None:
@@ -269,56 +273,57 @@ class Stations:
         self._seen = seen
         self._emit = emit
         self._look = look
-        self._all: list[Station] = []
+        self._all: list[DeviceHandle] = []
         self.last_halt: Halt | None = (
             None  # why the last machine of a cluster that was left out was so
         )
 
-    def __getitem__(self, number: int) -> Station:
+    def __getitem__(self, number: int) -> DeviceHandle:
         return self._all[number]
 
     @property
-    def alive(self) -> list[Station]:
+    def alive(self) -> list[DeviceHandle]:
         """Those that are not left out."""
-        return [station for station in self._all if not station.dropped]
+        return [handle for handle in self._all if not handle.dropped]
 
     def add(self, devices: Sequence[Device], site: Site = HERE) -> None:
         """Take the devices of one machine, with a look at each."""
         first = len(self._all)
         added = [
-            Station(number, each, site, self._look) for number, each in enumerate(devices, first)
+            DeviceHandle(number, each, site, self._look)
+            for number, each in enumerate(devices, first)
         ]
         self._all += added
         if site.node:
             self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))
-        if any(station.seen for station in added):
+        if any(handle.seen for handle in added):
             self._emit(Doing("asking nvidia-smi how the GPUs are"))
         # All are asked before the first is waited for: nvidia-smi may take its whole time limit.
-        for station in added:
-            station.ask()
-        for station in added:
-            look = station.asked
+        for handle in added:
+            handle.ask()
+        for handle in added:
+            look = handle.asked
             self._seen(
-                station,
-                station.judge(look, frozenset(), self._emit, first=True) if look else None,
+                handle,
+                handle.judge(look, frozenset(), self._emit, first=True) if look else None,
                 False,
             )
         if not site.node:
             self._emit(Doing(STARTING))
 
-    def attend(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
+    def poll(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
         """Report looks that have an answer; `pids()` are our workers on each device, by its number."""
-        for station in self.alive:
-            if station.asked is not None and station.asked.done():
-                ours = pids().get(station.number, frozenset())
-                self._seen(station, station.judge(station.asked, ours, self._emit), False)
+        for handle in self.alive:
+            if handle.asked is not None and handle.asked.done():
+                ours = pids().get(handle.number, frozenset())
+                self._seen(handle, handle.judge(handle.asked, ours, self._emit), False)
 
     def leave(self, number: int, halt: Halt) -> None:
         """Do without a device from now on."""
-        station = self._all[number]
-        station.dropped = True
-        self._emit(DeviceDropped(str(station), len(self.alive), halt.why or halt.what))
-        if station.site.node:
+        handle = self._all[number]
+        handle.dropped = True
+        self._emit(DeviceDropped(str(handle), len(self.alive), halt.why or halt.what))
+        if handle.site.node:
             self.last_halt = halt
 
     def lose(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
@@ -326,11 +331,11 @@ class Stations:
 
         Should it come back, it comes as a new one. `name` is for one that has never worked.
         """
-        ours = [station for station in self.alive if station.site.node == node]
-        for station in ours:
-            station.dropped = True
-            name = station.site.name
-            self._seen(station, None, True)
+        ours = [handle for handle in self.alive if handle.site.node == node]
+        for handle in ours:
+            handle.dropped = True
+            name = handle.site.name
+            self._seen(handle, None, True)
         self.last_halt = halt or self.last_halt
         if name:
             self._emit((NodeSetAside if halt is not None else NodeLost)(name, len(self.alive), why))

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
+from chunkvisor.core.instructions import Task
+from chunkvisor.core.output import OutputRun
+from chunkvisor.core.run import Run
 from chunkvisor.events import event
-from chunkvisor.heart.instructions import Task
-from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.run import Run
 from chunkvisor.judge import Evidence, Verdict, judge
+from chunkvisor.messages import damaged_again
 from chunkvisor.outputs.forms import Numbers
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
-from chunkvisor.words import damaged_again
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
 from chunkvisor_worker.contract.messages import Facts, Result
 
@@ -241,7 +241,7 @@ class ResultStore:
         """Whether an output is being joined, or will be as soon as there is space."""
         return self._join is not None or (self._full_s is not None and not self._signals.draining)
 
-    def attend(self) -> list[tuple[int, int]]:
+    def poll(self) -> list[tuple[int, int]]:
         """Take in what was joined, and begin what can be joined now.
 
         Returns outputs and their chunks that turned out damaged. Raises Halt (74) if a disk stays full or damages one

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from chunkvisor import words
+from chunkvisor import messages
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.devices.stations import Stations
+from chunkvisor.core import policy
+from chunkvisor.core.attempt import RunningAttempt
+from chunkvisor.core.instructions import Ending, LowerLimits, TellFailure, TellSplit
+from chunkvisor.core.output import OutputRun
+from chunkvisor.devices.handles import DeviceHandles
 from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
-from chunkvisor.heart import policy
-from chunkvisor.heart.attempt import RunningAttempt
-from chunkvisor.heart.instructions import Ending, LowerLimits, TellFailure, TellSplit
-from chunkvisor.heart.output import OutputRun
 from chunkvisor.judge import Verdict
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome
@@ -23,15 +23,15 @@ class Reports:
     def __init__(
         self,
         outputs: Sequence[OutputRun],
-        stations: Stations,
+        handles: DeviceHandles,
         recovery: RecoveryConfig,
         emit: event.Emit,
     ) -> None:
         self._outputs = outputs
-        self._stations = stations
+        self._handles = handles
         self._recovery = recovery
         self._emit = emit
-        self.given_up: list[words.GivenUp] = []
+        self.given_up: list[messages.GivenUp] = []
 
     def failure(self, told: TellFailure, slot: RunningAttempt | None) -> None:
         """Report that an attempt has failed, and what follows."""
@@ -65,7 +65,7 @@ class Reports:
         )
         self._emit(failed)
         if isinstance(step, policy.GiveUp):
-            self.given_up.append(words.GivenUp(output, chunk, verdict, log))
+            self.given_up.append(messages.GivenUp(output, chunk, verdict, log))
             self._emit(event.ChunkSetAside(output, chunk, verdict.reason))
 
     def split(self, told: TellSplit) -> None:
@@ -83,7 +83,7 @@ class Reports:
     def lower_limits(self, told: LowerLimits) -> None:
         """Report that batches get smaller."""
         # With one kind of GPU, its name would only be noise.
-        several = len({station.device.model for station in self._stations.alive}) > 1
+        several = len({handle.device.model for handle in self._handles.alive}) > 1
         on = f" on {told.kind}" if several else ""
         self._emit(event.LimitsLowered(told.limit.rows, told.limit.tokens, on))
 
@@ -101,7 +101,7 @@ class Reports:
         verdict = ending.verdict
         output = self._outputs[task.output if task is not None else 0]
         if ending.why is StopReason.ALL_BAD:
-            return words.all_bad(output.name, output.last_bad())
+            return messages.all_bad(output.name, output.last_bad())
         assert verdict is not None, ending
         if ending.why is StopReason.BAD_ROWS and task is not None:
             count = len(task.texts) + sum(each.bad_count for each in self._outputs)
@@ -109,10 +109,10 @@ class Reports:
                 None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
             )
             _, where = output.place_of(task.texts[-1])
-            return words.too_bad(output.name, where, count, verdict, most)
-        device = str(self._stations[ending.device]) if ending.device is not None else "this machine"
+            return messages.too_bad(output.name, where, count, verdict, most)
+        device = str(self._handles[ending.device]) if ending.device is not None else "this machine"
         at = output.name, task.chunk if task is not None else 0, output.texts
-        return words.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
+        return messages.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
 
 def what_follows(step: policy.Step, verdict: Verdict) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.devices.stations import Station
+from chunkvisor.core.instructions import Task
+from chunkvisor.core.policy import Canary, KnownText, OwnText
+from chunkvisor.devices.handles import DeviceHandle
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event
-from chunkvisor.heart.instructions import Task
-from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import AttemptFolder, last_log, write_attempt
@@ -121,8 +121,8 @@ class OutputRun:
         good = self.ledger.known_good()[:_LOOKED_AT]
         if good:
             # A blank text counts as long: some models give all blank texts a vector of zeros.
-            sizes = [(not text.strip(), len(text)) for text in self.texts_of(good)]
-            self._canary = good[sizes.index(min(sizes))]
+            words = zip(good, self.texts_of(good), strict=True)
+            self._canary = min((not text.strip(), len(text), number) for number, text in words)[2]
         elif self._taken_over():
             self._canary = self.ledger.plan.distinct
 
@@ -172,7 +172,7 @@ class OutputRun:
     # --- attempts
 
     def new_attempt(
-        self, task: Task, station: Station, limits: Limits, canary: Canary | None
+        self, task: Task, handle: DeviceHandle, limits: Limits, canary: Canary | None
     ) -> AttemptFolder:
         """Make the folder of an attempt at these texts, with `canary` as in `StartWorker`.
 
@@ -190,7 +190,7 @@ class OutputRun:
             case OwnText(rank):
                 own = self._shortest(rank, task)
         # Another machine may have the model elsewhere, and other cores.
-        site = station.site
+        site = handle.site
         model = self.job.model
         if site.model_path is not None:
             model = replace(model, path=site.model_path, hub=site.hub)
@@ -199,7 +199,7 @@ class OutputRun:
             chunk=task.chunk,
             attempt=number,
             start=first,
-            device=station.device.kind,
+            device=handle.device.kind,
             model=model,
             threads=site.threads or self.job.threads,
             skip=tuple(text - first for text in range(first, stop) if text not in wanted),

@@ -14,16 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-from chunkvisor import words
+from chunkvisor import messages
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.config.model import Config
-from chunkvisor.devices.stations import Opinion, Reading, Station, Stations, look_in_thread
-from chunkvisor.engine.engine import Engine
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events import event
-from chunkvisor.heart import policy
-from chunkvisor.heart.attempt import RunningAttempt
-from chunkvisor.heart.instructions import (
+from chunkvisor.core import policy
+from chunkvisor.core.attempt import RunningAttempt
+from chunkvisor.core.instructions import (
     AskToLeave,
     AttemptEnded,
     DropDevice,
@@ -42,11 +38,21 @@ from chunkvisor.heart.instructions import (
     TellSplit,
     TellWait,
 )
-from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.reports import Reports
-from chunkvisor.heart.run import Run, WaitTeller
-from chunkvisor.heart.scheduler import Scheduler
-from chunkvisor.heart.store import ResultStore
+from chunkvisor.core.output import OutputRun
+from chunkvisor.core.reports import Reports
+from chunkvisor.core.run import Run, WaitTeller
+from chunkvisor.core.scheduler import Scheduler
+from chunkvisor.core.store import ResultStore
+from chunkvisor.devices.handles import (
+    DeviceHandle,
+    DeviceHandles,
+    HealthReport,
+    Reading,
+    look_in_thread,
+)
+from chunkvisor.engine.engine import Engine
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events import event
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.attempt import Salvage
 from chunkvisor.store.disk import of_start, with_room
@@ -84,21 +90,21 @@ class Loop:
             run.emit,
         )
         self._tick, self._clock = run.tick, run.clock
-        self._stations = Stations(self._seen, run.emit, look)
-        self._reports = Reports(outputs, self._stations, config.recovery, run.emit)
+        self._handles = DeviceHandles(self._seen, run.emit, look)
+        self._reports = Reports(outputs, self._handles, config.recovery, run.emit)
         self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
         self._opened = False  # the engine
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._running: dict[int, RunningAttempt] = {}  # running workers, by number
         self._ended: dict[int, RunningAttempt] = {}  # those that have ended in this turn
         self._news: list[
-            tuple[Station, Opinion | None, bool]
+            tuple[DeviceHandle, HealthReport | None, bool]
         ] = []  # of devices, since the last turn
         self._drains: tuple[str, float | None] | None = (
             None  # (why, until when) the run ends, as reported last
         )
 
-    def run(self) -> list[words.GivenUp]:
+    def run(self) -> list[messages.GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
 
         Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
@@ -117,8 +123,8 @@ class Loop:
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
 
-    def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
-        self._news.append((station, opinion, gone))
+    def _seen(self, handle: DeviceHandle, health_report: HealthReport | None, gone: bool) -> None:
+        self._news.append((handle, health_report, gone))
 
     # --- turns
 
@@ -129,24 +135,24 @@ class Loop:
         ):  # at the beginning, or once a chunk is found damaged
             self._opened = True
             self._engine.open(
-                self._stations, self._pending, self._workers.per_device + self._workers.standby
+                self._handles, self._pending, self._workers.per_device + self._workers.standby
             )
-        self._engine.attend()
-        self._stations.attend(self._pids)
+        self._engine.poll()
+        self._handles.poll(self._pids)
         news, self._news = self._news, []
-        for station, opinion, gone in news:
-            node, kind = station.site.node, station.device.model
+        for handle, health_report, gone in news:
+            node, kind = handle.site.node, handle.device.model
             self._execute(
-                self._scheduler.device_changed(station.number, node, kind, opinion, gone=gone)
+                self._scheduler.device_changed(handle.number, node, kind, health_report, gone=gone)
             )
         for slot in list(self._running.values()):
-            self._attend(slot, self._clock())
+            self._poll(slot, self._clock())
         if self._clock() >= self._scheduler.last_s:
             self._store.stop()
-        for output, chunk in self._store.attend():
+        for output, chunk in self._store.poll():
             self._scheduler.chunk_invalidated(output, chunk)
         self._tick()
-        held = [each.number for each in self._stations.alive if self._engine.holding(each)]
+        held = [each.number for each in self._handles.alive if self._engine.holding(each)]
         self._execute(self._scheduler.tick(held))
         for (
             slot
@@ -183,7 +189,7 @@ class Loop:
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
         pairs = [
-            (slot.station.number, slot.worker.pid)
+            (slot.handle.number, slot.worker.pid)
             for slot in self._running.values()
             if slot.go_s is not None
         ]
@@ -191,13 +197,13 @@ class Loop:
 
     # --- workers
 
-    def _attend(self, slot: RunningAttempt, now_s: float) -> None:
+    def _poll(self, slot: RunningAttempt, now_s: float) -> None:
         returncode = slot.worker.poll()
         if returncode is not None:
             self._conclude(slot, returncode, now_s)
             return
         self._hear(slot, now_s)
-        slot.attend(now_s, self._recovery)
+        slot.poll(now_s, self._recovery)
         if slot.stuck(now_s):
             raise Halt(
                 ExitCode.MACHINE,
@@ -222,7 +228,7 @@ class Loop:
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
             slot.ended_by = EndedBy.ITSELF
-            slot.ended_why = f"{slot.station} was lost"
+            slot.ended_why = f"{slot.handle} was lost"
         elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:
@@ -232,12 +238,12 @@ class Loop:
         others = (
             each
             for each in self._running.values()
-            if each.has_device and each.station is slot.station
+            if each.has_device and each.handle is slot.handle
         )
         siblings = frozenset(each.worker.pid for each in others)
         ended = _judged(slot, returncode, self._outputs[slot.task.output], siblings, self._emit)
         if slot.go_s is not None:
-            slot.station.alone = False  # what is on it may have changed since the last look
+            slot.handle.alone = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
@@ -255,7 +261,7 @@ class Loop:
             if slots:
                 self._sleep()
                 with contextlib.suppress(Halt):
-                    self._engine.attend()
+                    self._engine.poll()
 
     # --- instructions
 
@@ -296,15 +302,15 @@ class Loop:
             case PlanOutput(output):
                 self._store.plan(output)
             case LookAtDevice(device):
-                self._stations[device].ask()
+                self._handles[device].ask()
             case DropDevice(ending):
                 assert ending.device is not None, ending
                 # If it is the last of a cluster, the run ends so unless another one joins.
-                last = len(self._stations.alive) == 1
+                last = len(self._handles.alive) == 1
                 halt = self._reports.halt_of(
                     ending, self._ended.get(ending.worker), dropped=not last
                 )
-                self._stations.leave(ending.device, halt)
+                self._handles.leave(ending.device, halt)
             case EndRun(ending):
                 raise self._reports.halt_of(ending, self._ended.get(ending.worker))
             case LowerLimits(kind, limit, lasting):
@@ -323,14 +329,14 @@ class Loop:
 
     def _start(self, start: StartWorker) -> Sequence[Instruction]:
         self._answer_calls()
-        task, station = start.task, self._stations[start.device]
+        task, handle = start.task, self._handles[start.device]
         output = self._outputs[task.output]
         try:
-            attempt = output.new_attempt(task, station, start.limits, start.canary)
+            attempt = output.new_attempt(task, handle, start.limits, start.canary)
             # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
             blocking = task.charged_failures[-1:] == (Outcome.DEVICE_FAULT,)
             process = self._engine.start(
-                station,
+                handle,
                 attempt.files,
                 attempt.spec,
                 fresh=task.cold_start,
@@ -347,11 +353,11 @@ class Loop:
             verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
             return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
         slot = RunningAttempt(
-            start.worker, task, station, attempt, process, start.limits, self._clock()
+            start.worker, task, handle, attempt, process, start.limits, self._clock()
         )
         self._running[start.worker] = slot
         kind = StartKind.WARM if process.warm else StartKind.FRESH
-        self._emit(event.AttemptStarted(*slot.names, process.pid, station.number, str(kind)))
+        self._emit(event.AttemptStarted(*slot.names, process.pid, handle.number, str(kind)))
         return ()
 
     def _stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
@@ -368,7 +374,7 @@ class Loop:
         # Who held the memory all through the wait stays: the next batch does not wait for them again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures is not None and slot is not None:
-            slot.station.get_used_to(verdict.figures.others_bytes)
+            slot.handle.get_used_to(verdict.figures.others_bytes)
 
 
 def _judged(
@@ -391,7 +397,7 @@ def _judged(
     # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
     left = Salvage() if slot.has_result else attempt.salvage()
     if (
-        verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node
+        verdict.outcome is Outcome.DISK_FULL and not slot.handle.site.node
     ):  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.workdir, temporary))
@@ -399,7 +405,7 @@ def _judged(
     return AttemptEnded(
         slot.number,
         verdict,
-        slot.station.company(verdict.figures, siblings),
+        slot.handle.company(verdict.figures, siblings),
         # A first try from a template proves little: the next one, in a new interpreter, tells more.
         began_s=slot.started_s if slot.task.cold_start or not slot.worker.warm else None,
         done=frozenset(spec.start + row for row in left.done),

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from chunkvisor.core import policy
 from chunkvisor.errors import ExitCode, StopReason
-from chunkvisor.heart import policy
-from chunkvisor.judge import Company, Verdict
+from chunkvisor.judge import OtherProcesses, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Limits
@@ -48,7 +48,7 @@ class AttemptEnded:
 
     worker: int
     verdict: Verdict | None  # None = its template would not begin it: that was no attempt
-    others: Company = Company.UNTOLD
+    others: OtherProcesses = OtherProcesses.UNKNOWN
     began_s: float | None = (
         None  # when it was started; None = a failure before the first batch proves nothing
     )

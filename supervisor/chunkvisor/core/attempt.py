@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.devices.stations import Station
+from chunkvisor.core.instructions import Task
+from chunkvisor.devices.handles import DeviceHandle
 from chunkvisor.engine.engine import Worker
-from chunkvisor.heart.instructions import Task
 from chunkvisor.judge import EndedBy, Pulse
 from chunkvisor_worker.contract.messages import Limits, Phase
 
@@ -24,7 +24,7 @@ class RunningAttempt:
 
     number: int  # its name with the scheduler
     task: Task
-    station: Station
+    handle: DeviceHandle
     attempt: "AttemptFolder"
     worker: Worker
     limits: Limits
@@ -84,18 +84,18 @@ class RunningAttempt:
     def _free(self, now_s: float) -> None:
         """Note that the device has nothing to do from now on, if it has had something."""
         if self.has_device:
-            self.freed_s = self.station.freed_s = now_s
+            self.freed_s = self.handle.freed_s = now_s
 
     def go(self, limits: Limits, now_s: float) -> None:
         """Let it use the device, with the batch limits of the moment."""
         self.go_s = now_s
         self.limits = limits
         # Idle time is the device's, between one worker and the next: the figure that warm workers are there for.
-        self._idle_s = self.go_s - (self.station.freed_s or self.go_s)
+        self._idle_s = self.go_s - (self.handle.freed_s or self.go_s)
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
         self.worker.go(limits)
 
-    def attend(self, now_s: float, recovery: RecoveryConfig) -> None:
+    def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
         """End it if it has made no progress for too long; take the next step of an end that has begun."""
         if (
             self.ended_by is EndedBy.ITSELF
@@ -145,7 +145,7 @@ class RunningAttempt:
         # The device computes from the first batch on: until then a context is made, and weights are copied.
         opening_s = beat.opening_s if beat and self.go_s is not None else 0.0
         return {
-            "device": self.station.number,
+            "device": self.handle.number,
             "startup_s": round((self._ready_s or now_s) - self.started_s, 4),
             "idle_s": round(self._idle_s + opening_s, 4),
             "busy_s": round(busy_s - opening_s, 4),

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
-from chunkvisor.devices.stations import Health, Opinion
-from chunkvisor.errors import ExitCode, StopReason
-from chunkvisor.heart import policy
-from chunkvisor.heart.instructions import (
+from chunkvisor.core import policy
+from chunkvisor.core.instructions import (
     AskToLeave,
     AttemptEnded,
     DropDevice,
@@ -35,7 +33,7 @@ from chunkvisor.heart.instructions import (
     TellSplit,
     TellWait,
 )
-from chunkvisor.heart.policy import (
+from chunkvisor.core.policy import (
     Canary,
     FailureHistory,
     How,
@@ -45,12 +43,14 @@ from chunkvisor.heart.policy import (
     cause_of,
     start_of,
 )
-from chunkvisor.judge import Company, Verdict
+from chunkvisor.devices.handles import Health, HealthReport
+from chunkvisor.errors import ExitCode, StopReason
+from chunkvisor.judge import OtherProcesses, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 if TYPE_CHECKING:
-    from chunkvisor.heart.output import OutputRun
+    from chunkvisor.core.output import OutputRun
 
 LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
 RESERVE, RESERVE_S = (
@@ -305,7 +305,7 @@ class Scheduler:
     # --- devices
 
     def device_changed(
-        self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool
+        self, number: int, node: str, kind: str, health_report: HealthReport | None, *, gone: bool
     ) -> list[Instruction]:
         """Hear that a device may be worked on, was looked at, or is gone.
 
@@ -314,26 +314,28 @@ class Scheduler:
         device = self.devices.get(number)
         if device is not None and gone:
             self._leave(device)
-        elif device is not None and opinion is not None and device.suspected_s is not None:
-            self._looked(device, opinion, device.suspected_s)
+        elif device is not None and health_report is not None and device.suspected_s is not None:
+            self._looked(device, health_report, device.suspected_s)
         elif device is None and not gone:
-            self.devices[number] = device = DeviceState(number, node, kind, opinion is not None)
-            if opinion is not None and opinion.health is Health.BROKEN:
+            self.devices[number] = device = DeviceState(
+                number, node, kind, health_report is not None
+            )
+            if health_report is not None and health_report.health is Health.BROKEN:
                 # Others may be about to join: it is looked at again before a worker gets it.
                 device.suspected_s = self._clock()
         return self._take_instructions()
 
-    def _looked(self, device: DeviceState, opinion: Opinion, since_s: float) -> None:
+    def _looked(self, device: DeviceState, health_report: HealthReport, since_s: float) -> None:
         now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
-        if opinion.health is Health.BROKEN:
-            verdict = Verdict(Outcome.HARDWARE_FAULT, opinion.why)
+        if health_report.health is Health.BROKEN:
+            verdict = Verdict(Outcome.HARDWARE_FAULT, health_report.why)
             self._do_without(
                 device, Ending(ExitCode.MACHINE, StopReason.BROKEN, verdict=verdict), local=True
             )
-        elif opinion.health is Health.BUSY:
+        elif health_report.health is Health.BUSY:
             if now_s - max(since_s, self._failures.success_s) > self._recovery.wait_timeout:
-                verdict = Verdict(Outcome.GPU_BUSY, opinion.why)
+                verdict = Verdict(Outcome.GPU_BUSY, health_report.why)
                 self._do_without(
                     device, Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict), local=True
                 )
@@ -545,7 +547,7 @@ class Scheduler:
             and (limit := self._failures.lower(device.kind, step.limit)) is not None
         ):
             # Later runs should not know what is so only while others hold memory.
-            lasting = end.others in (Company.UNTOLD, Company.ALONE)
+            lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
             self._add(LowerLimits(device.kind, limit, lasting))
         if step.counts is Repeated.OOM_SINGLETON:
             self._failures.note(Repeated.OOM_SINGLETON, (task.output, task.chunk))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode, StopReason
-from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
+from chunkvisor.judge import BACKOFF_S, OtherProcesses, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -160,7 +160,7 @@ class History:
     """Texts of the batches that had begun; 0 = not known."""
     singly: bool = False
     """Each batch had one text."""
-    others: Company = Company.UNTOLD
+    others: OtherProcesses = OtherProcesses.UNKNOWN
     """Who else held memory of the device."""
     waited_s: float = 0.0
     """How long this cause is waited for while nothing has succeeded anywhere."""
@@ -392,7 +392,7 @@ def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE
     ):  # while texts are tokenized no batch began
         smaller = _half(verdict, recovery.min_batch_size)
-    came = verdict.outcome is Outcome.GPU_OOM and history.others is Company.CAME
+    came = verdict.outcome is Outcome.GPU_OOM and history.others is OtherProcesses.NEW
     if came and history.waited_s < recovery.wait_timeout:
         return Wait(pause_s(history.waited_s, recovery.wait_timeout))
     return Retry(charge=False, limit=smaller) if smaller is not None else None
@@ -417,7 +417,9 @@ def _half(verdict: Verdict, min_rows: int) -> BatchLimit | None:
 
 def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     larger = verdict.figures is not None and verdict.figures.larger_than_gpu
-    alone = history.others is Company.ALONE or (larger and history.others is not Company.OURS)
+    alone = history.others is OtherProcesses.NONE or (
+        larger and history.others is not OtherProcesses.SIBLING
+    )
     if verdict.weights_did_not_fit and alone:
         return _stop(verdict, ExitCode.MACHINE, StopReason.TOO_LARGE)
     if history.waited_s >= recovery.wait_timeout:
