@@ -1,4 +1,6 @@
-"""Measures chunkvisor against its goals: every figure is a ratio of medians from one run on one machine.
+"""Measures chunkvisor against its goals.
+
+Every figure is a ratio of medians from one run on one machine.
 
     python benchmarks/bench.py [--commits commits.jsonl.gz] [--repeat 3] [NAME …]
 

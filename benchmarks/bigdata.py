@@ -1,4 +1,6 @@
-"""Makes what the scale benchmarks need: large sources, and workdirs in which chunks are committed already.
+"""Makes what the scale benchmarks need.
+
+Large sources, and workdirs in which chunks are committed already.
 
 It never starts a worker; what it commits passes every check of a resume.
 """
@@ -71,7 +73,10 @@ def write_lines(path: Path, rows: int) -> None:
 
 
 def write_short_lines(path: Path, rows: int, *, distinct: bool = True) -> None:
-    """Lines of some ten bytes; unless they are to be distinct, one in ten is one from the first third before it."""
+    """Lines of some ten bytes.
+
+    Unless they are to be distinct, one in ten is one from the first third before it.
+    """
     if distinct:
         _write(path, (f"row {number:x}\n" for number in range(rows)))
     else:
@@ -90,8 +95,10 @@ def write_parquet_files(folder: Path, files: int, rows: int) -> None:
         for number in range(files):
             first = number * rows
             connection.execute(
-                f"COPY (SELECT 'a text of some words, and its number ' || range AS text "  # noqa: S608 - numbers of ours
-                f"FROM range({first}, {first + rows})) TO '{folder}/{number:06d}.parquet' (FORMAT parquet)"
+                f"COPY (SELECT 'a text of some words, and its "
+                f"number ' || range AS text "
+                f"FROM range({first}, {first + rows})) TO '{folder}/{number:06d}.parquet' (FORMAT "
+                f"parquet)"
             )
 
 

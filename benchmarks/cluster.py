@@ -1,4 +1,6 @@
-"""Measures the engine Ray on a cluster of three local nodes: what it costs, and what it loses when nodes die.
+"""Measures the engine Ray on a cluster of three local nodes.
+
+What it costs, and what it loses when nodes die.
 
     python benchmarks/cluster.py [--chunks 120] [--wait 1.0] [--minutes 5]
 
@@ -68,7 +70,8 @@ def throughput(cluster: LocalCluster, folder: Path, chunks: int, wait_s: float) 
     if code := subprocess.call(command(config), stderr=subprocess.DEVNULL):
         sys.exit(f"the run ended with {code}")
     commits = times(folder, "chunk_committed")
-    # The first commit of each node ends its start; from then on every node does a chunk each `wait_s`.
+    # The first commit of each node ends its start; from then on every node does a chunk each
+    # `wait_s`.
     elapsed_s = commits[-1] - commits[NODES - 1]
     ideal_s = (chunks - NODES) * wait_s / NODES
     overhead_s = elapsed_s * NODES / (chunks - NODES) - wait_s
@@ -99,7 +102,8 @@ def deaths(cluster: LocalCluster, folder: Path, minutes: float) -> tuple[str, in
     wrong = int((found != wanted).any(axis=1).sum()) if found.shape == wanted.shape else len(wanted)
     lost = sum(event["outcome"] == "lost" for event in journal(folder, "attempt_failed"))
     line = (
-        f"| Ray, a node killed each minute, {killed} times, {len(wanted)} rows | {wrong} rows lost or wrong, "
+        f"| Ray, a node killed each minute, {killed} times, {len(wanted)} rows | {wrong} rows lost "
+        f"or wrong, "
         f"{lost} attempts made again | 0 |"
     )
     return line, wrong

@@ -1,4 +1,6 @@
-"""Texts for the benchmarks: commit messages from a file that is given, or the quickstart's docstrings.
+"""Texts for the benchmarks.
+
+Commit messages from a file that is given, or the quickstart's docstrings.
 
 It never downloads anything.
 """
@@ -14,7 +16,10 @@ MODEL = ROOT / "quickstart" / "data" / "all-MiniLM-L6-v2"
 
 
 def read_texts(path: Path | None, count: int, *, distinct: bool) -> list[str]:
-    """`count` texts, or all there are: subject and body of commits as JSON lines (.gz), else harvested docstrings."""
+    """`count` texts, or all there are.
+
+    Subject and body of commits as JSON lines (.gz), else harvested docstrings.
+    """
     if path is None:
         path = ROOT / "quickstart" / "data" / "bench_docstrings.jsonl"
         if not path.exists():

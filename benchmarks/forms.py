@@ -1,8 +1,11 @@
-"""Measures what another form of a finished final costs against `cp` and `sync` of it: seconds, and memory.
+"""Measures what another form of a finished final costs against `cp` and `sync` of it.
+
+Seconds, and memory.
 
     python benchmarks/forms.py [--folder FOLDER] [--rows ROWS] [--runs N] [FORM …]
 
-Each form is made in a process of its own, of a copy of the same float32 final; the folder needs room for three of it.
+Each form is made in a process of its own, of a copy of the same float32 final; the folder needs
+room for three of it.
 """
 
 import argparse
@@ -60,7 +63,8 @@ def main() -> None:
                 memory_mb = max(memory_mb, float(memory))
         mine, other = statistics.median(ours), statistics.median(theirs)
         print(
-            f"{form}: {mine:.2f} s, cp {other:.2f} s: {other / mine:.2f} of cp; at most {memory_mb:.0f} MB",
+            f"{form}: {mine:.2f} s, cp {other:.2f} s: {other / mine:.2f} of cp; at most "
+            f"{memory_mb:.0f} MB",
             flush=True,
         )
 

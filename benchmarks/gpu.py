@@ -1,10 +1,13 @@
-"""Figures for a lent GPU, the most wanted first: a run against plain `encode` at its best batch size.
+"""Figures for a lent GPU, the most wanted first.
+
+A run against plain `encode` at its best batch size.
 
     python benchmarks/gpu.py --out rows.jsonl [--until-s 540] [--commits commits.jsonl.gz] [--small] [CASE …]
 
-It downloads nothing: MiniLM's weights come as a package, the other models have the shape of a known one and random
-weights. Each row is written as soon as it is measured. A case that would not end before `--until-s` is left out, and a
-line says how long it needs. `--small` tries the script itself, on a CPU or on the null GPU, where times mean nothing.
+It downloads nothing: MiniLM's weights come as a package, the other models have the shape of a known
+one and random weights. Each row is written as soon as it is measured. A case that would not end
+before `--until-s` is left out, and a line says how long it needs. `--small` tries the script
+itself, on a CPU or on the null GPU, where times mean nothing.
 """
 
 import argparse
@@ -34,7 +37,8 @@ PYTHONPATH = os.pathsep.join(
 SAMPLE = 512
 """Texts whose vectors are compared, and by which plain `encode` finds its best batch size."""
 SHORT_START_S = 60
-"""What a case takes in addition to its run and to plain `encode`: a guess before anything is measured."""
+"""What a case takes in addition to its run and to plain `encode`: a guess before anything is
+measured."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,10 @@ class Bench:
         return folder
 
     def texts(self, kind: str, count: int) -> list[str]:
-        """Return distinct texts: commit messages with a number, or about 512 tokens cut out of all of them."""
+        """Return distinct texts.
+
+        Commit messages with a number, or about 512 tokens cut out of all of them.
+        """
         if kind == "short":
             return [f"{self.commits[row % len(self.commits)]} {row}" for row in range(count)]
         stream = " ".join(self.commits).split()
@@ -193,7 +200,10 @@ class Bench:
         return row
 
     def plain(self, case: Case, model: Path, texts: list[str], seconds: float) -> dict[str, Any]:
-        """Measure plain `encode` in one process: its start, its rate by batch size, and its rate over many texts."""
+        """Measure plain `encode` in one process.
+
+        Its start, its rate by batch size, and its rate over many texts.
+        """
         (self.folder / "texts.json").write_text(json.dumps(texts))
         asked = {"dtype": case.dtype, "attn_implementation": case.attention}
         command = [
@@ -248,7 +258,8 @@ class Bench:
         )
         tokens = sum(event["tokens"] for event in ended)
         row.padding = 1 - tokens / max(1, sum(event["padded_tokens"] for event in ended))
-        # Two FLOP for each parameter and token (a multiplication and an addition); attention is not counted.
+        # Two FLOP for each parameter and token (a multiplication and an addition); attention is not
+        # counted.
         flops = 2 * self.computing(case.model, model) * tokens / max(row.compute_s, 1e-9)
         row.share_of_peak = flops / self.peak(case.dtype)
         seen = [busy for at, busy in samples if first <= at <= last]
@@ -308,7 +319,10 @@ def make_model(folder: Path, shape: Shape, *, small: bool) -> None:
 
 @contextmanager
 def sampled() -> Iterator[list[tuple[float, bool]]]:
-    """Ask nvidia-smi twice a second whether a kernel has run lately: (moment, busy) pairs; none without nvidia-smi."""
+    """Ask nvidia-smi twice a second whether a kernel has run lately: (moment, busy) pairs.
+
+    None without nvidia-smi.
+    """
     samples: list[tuple[float, bool]] = []
     over = threading.Event()
     command = [
@@ -339,7 +353,10 @@ def sampled() -> Iterator[list[tuple[float, bool]]]:
 
 
 def compile_libraries() -> None:
-    """Write the bytecode of what every process imports: on a fresh machine it would be compiled again and again."""
+    """Write the bytecode of what every process imports.
+
+    On a fresh machine it would be compiled again and again.
+    """
     from importlib.util import find_spec
 
     found = [
@@ -374,7 +391,8 @@ def main() -> None:
     unknown = set(options.cases) - {case.name for case in CASES}
     if unknown:
         raise SystemExit(
-            f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in CASES)}"
+            f"unknown: {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(case.name for case in CASES)}"
         )
     if not options.small:
         compile_libraries()
@@ -386,7 +404,8 @@ def main() -> None:
                 continue
             if not options.small and case.needs_s > left_s:
                 say(
-                    f"{case.name}: not measured; it needs about {case.needs_s:.0f} s, {max(0, left_s):.0f} s are left"
+                    f"{case.name}: not measured; it needs about {case.needs_s:.0f} s, "
+                    f"{max(0, left_s):.0f} s are left"
                 )
                 continue
             try:
@@ -397,9 +416,12 @@ def main() -> None:
             with open(options.out, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
             say(
-                f"{case.name}: {row.rows:,} texts in {row.ours_s:.1f} s, plain {row.plain_s:.1f} s, "
-                f"{row.whole_ratio:.2f} of it; {row.ours_rate:,.0f} texts/s, {row.rate_ratio:.2f} of plain; "
-                f"idle {100 * row.idle_by_clocks:.1f} % by clocks; {100 * row.share_of_peak:.0f} % of the peak; "
+                f"{case.name}: {row.rows:,} texts in {row.ours_s:.1f} s, plain {row.plain_s:.1f} "
+                f"s, "
+                f"{row.whole_ratio:.2f} of it; {row.ours_rate:,.0f} texts/s, {row.rate_ratio:.2f} "
+                f"of plain; "
+                f"idle {100 * row.idle_by_clocks:.1f} % by clocks; {100 * row.share_of_peak:.0f} % "
+                f"of the peak; "
                 f"least cosine {row.least_cosine:.5f}"
             )
 

@@ -1,7 +1,9 @@
-"""The other side of benchmarks/gpu.py: one process of plain `encode`, its start and its rates; or the device's peak.
+"""The other side of benchmarks/gpu.py: one process of plain `encode`, its start and its rates.
 
-python benchmarks/gpuplain.py MODEL TEXTS.json --kwargs JSON --seconds S [--device cuda:0] > plain.json, plain.npy
-python benchmarks/gpuplain.py --peak bfloat16 > peak.txt
+Or the device's peak.
+
+python benchmarks/gpuplain.py MODEL TEXTS.json --kwargs JSON --seconds S [--device cuda:0] >
+plain.json, plain.npy python benchmarks/gpuplain.py --peak bfloat16 > peak.txt
 """
 
 import argparse

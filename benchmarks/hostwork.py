@@ -114,7 +114,10 @@ def main() -> None:
 def traced(
     built: Any, side: str, texts: int, commits: Path | None
 ) -> tuple[dict[str, Any], Counter[str]]:
-    """Run one side twice, each time in a process of its own: for its figures, and with a trace, for its calls."""
+    """Run one side twice, each time in a process of its own.
+
+    For its figures, and with a trace, for its calls.
+    """
     from nullgpu import GIB, NullGpu
 
     found: dict[str, Any] = {}
@@ -122,9 +125,8 @@ def traced(
     for trace in (0, 1):
         with tempfile.TemporaryDirectory() as folder:
             gpu = NullGpu(Path(folder) / "gpu", built, [80 * GIB])
-            gpu.set(
-                trace=trace, bool=0
-            )  # transformers asks whether a batch has no padding: most have some
+            # transformers asks whether a batch has no padding: most have some
+            gpu.set(trace=trace, bool=0)
             command = [sys.executable, __file__, "--side", side, "--texts", str(texts)]
             command += ["--commits", str(commits)] if commits else []
             env = os.environ | gpu.environment()

@@ -1,8 +1,9 @@
 """What it costs a worker to write each finished batch at once, and not all vectors at its end.
 
-`python benchmarks/keeping.py [--commits FILE] [--texts 250] [--rounds 12]`: all-MiniLM-L6-v2 on the CPU encodes the
-same texts, in turn with the file of the workers and with one that keeps all vectors in memory until the end, in one
-process, so that a machine that gets slower does so for both. It counts processor time: what else runs is not in it.
+`python benchmarks/keeping.py [--commits FILE] [--texts 250] [--rounds 12]`: all-MiniLM-L6-v2 on the
+CPU encodes the same texts, in turn with the file of the workers and with one that keeps all vectors
+in memory until the end, in one process, so that a machine that gets slower does so for both. It
+counts processor time: what else runs is not in it.
 """
 
 import argparse
@@ -28,7 +29,10 @@ LIMITS = Limits(rows=1_000_000, tokens=2048, padding=64)
 
 
 class AtTheEnd:
-    """What VectorFile was before it kept batches: all vectors in memory, written and digested at the end."""
+    """What VectorFile was before it kept batches.
+
+    All vectors in memory, written and digested at the end.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self._path, self._count = path, count
@@ -80,19 +84,22 @@ def main() -> None:
     medians = {kind: statistics.median(found) for kind, found in took.items()}
     for kind, found in took.items():
         print(
-            f"{kind:<15} median {medians[kind]:.3f} s of processor time, least {min(found):.3f}, most {max(found):.3f}"
+            f"{kind:<15} median {medians[kind]:.3f} s of processor time, least {min(found):.3f}, "
+            f"most {max(found):.3f}"
         )
     pairs = [
         one / other - 1
         for one, other in zip(took["batch by batch"], took["at the end"], strict=True)
     ]
     print(
-        f"difference of the medians {100 * (medians['batch by batch'] / medians['at the end'] - 1):+.2f} %"
+        f"difference of the medians "
+        f"{100 * (medians['batch by batch'] / medians['at the end'] - 1):+.2f} %"
     )
     print(f"median of the differences, pair by pair {100 * statistics.median(pairs):+.2f} %")
     share = statistics.median(own) / medians["batch by batch"]
     print(
-        f"inside the file's own calls {1000 * statistics.median(own):.1f} ms, {100 * share:.2f} % of the whole"
+        f"inside the file's own calls {1000 * statistics.median(own):.1f} ms, {100 * share:.2f} % "
+        f"of the whole"
     )
 
 

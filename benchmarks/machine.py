@@ -41,7 +41,8 @@ def machine(peers_python: Path | None = None) -> dict[str, Any]:
         versions["peers'"] = str(peers_python)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "cpu": f"{known.get('model name')}, family {known.get('cpu family')}, model {known.get('model')}",
+        "cpu": f"{known.get('model name')}, family {known.get('cpu family')}, model "
+        f"{known.get('model')}",
         "instructions": flags,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
@@ -52,7 +53,10 @@ def machine(peers_python: Path | None = None) -> dict[str, Any]:
 def machine_line() -> str:
     """The same in one line, above a table of figures."""
     told = machine()
-    cpu = f"{told['cpu']} ({', '.join(told['instructions']) or 'neither AVX2 nor more'}), {told['cores']} cores"
+    cpu = (
+        f"{told['cpu']} ({', '.join(told['instructions']) or 'neither AVX2 nor more'}), "
+        f"{told['cores']} cores"
+    )
     return f"{told['date']}, {cpu}, Python {told['python']}, {', '.join(told['versions'].values())}"
 
 

@@ -1,4 +1,6 @@
-"""Runs a command and notes what it took: wall and processor time, and the most memory it and its children held.
+"""Runs a command and notes what it took.
+
+Wall and processor time, and the most memory it and its children held.
 
 It never takes part in the work, and looks at /proc ten times a second.
 """
@@ -56,7 +58,10 @@ def measure(
     *,
     on_look: Callable[[subprocess.Popen[bytes], Measured], None] | None = None,
 ) -> Measured:
-    """Run `chunkvisor` with the arguments; `on_look` may signal it. What it says goes to `last.log` in the folder."""
+    """Run `chunkvisor` with the arguments; `on_look` may signal it.
+
+    What it says goes to `last.log` in the folder.
+    """
     found = Measured()
     start_s, before_s = time.perf_counter(), _children_s()
     with open(folder / "last.log", "wb") as log:
@@ -80,7 +85,8 @@ def succeed(arguments: list[str], folder: Path) -> Measured:
     found = measure(arguments, folder)
     if found.code:
         raise SystemExit(
-            f"chunkvisor {' '.join(arguments)} ended with {found.code}:\n{_end(folder / 'last.log')}"
+            f"chunkvisor {' '.join(arguments)} ended with "
+            f"{found.code}:\n{_end(folder / 'last.log')}"
         )
     return found
 
@@ -88,7 +94,10 @@ def succeed(arguments: list[str], folder: Path) -> Measured:
 def took(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Measured:
-    """Wall and processor time of any command, which nobody looks at meanwhile. Raises FailedError where it fails."""
+    """Wall and processor time of any command, which nobody looks at meanwhile.
+
+    Raises FailedError where it fails.
+    """
     start_s, before_s = time.perf_counter(), _children_s()
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

@@ -1,4 +1,6 @@
-"""Makes the forms of a model that peers want, without a hub: an ONNX file, and sentence-transformers' own for OpenVINO.
+"""Makes the forms of a model that peers want, without a hub.
+
+An ONNX file, and sentence-transformers' own for OpenVINO.
 
 python benchmarks/peerforms.py onnx|openvino MODEL OUT
 """
@@ -68,7 +70,10 @@ def onnx(model: Path, out: Path) -> None:
 
 
 def openvino(model: Path, out: Path) -> None:
-    """What `SentenceTransformer(..., backend="openvino")` loads without converting it again; optimum does it."""
+    """What `SentenceTransformer(..., backend="openvino")` loads without converting it again.
+
+    Optimum does it.
+    """
     from sentence_transformers import SentenceTransformer
 
     converted = SentenceTransformer(

@@ -1,9 +1,12 @@
-"""One process of a peer that is no script of its own: FastEmbed, or a bare loop over chunkvisor's batches.
+"""One process of a peer that is no script of its own.
 
-python benchmarks/peerloops.py fastembed|torch MODEL TEXTS.json OUT.npy [--batch-size 32] [--pool WORKERS]
+FastEmbed, or a bare loop over chunkvisor's batches.
 
-MODEL is a folder: with model.onnx (see peerforms.py), or as sentence-transformers has it.
-Each imports, loads, encodes and saves, and nothing else: what nobody does faster with the same backend.
+python benchmarks/peerloops.py fastembed|torch MODEL TEXTS.json OUT.npy [--batch-size 32] [--pool
+WORKERS]
+
+MODEL is a folder: with model.onnx (see peerforms.py), or as sentence-transformers has it. Each
+imports, loads, encodes and saves, and nothing else: what nobody does faster with the same backend.
 """
 
 import argparse
@@ -56,7 +59,10 @@ def torch_loop(model: Path, texts: list[str]) -> Vectors:
 
 
 def _batches(rows: list[list[int]], pad_id: int) -> Iterator[tuple[Any, Any, Any]]:
-    """(indices, ids, mask) of chunkvisor's batches on a CPU; ids and mask are int64 of shape (texts, tokens)."""
+    """(indices, ids, mask) of chunkvisor's batches on a CPU.
+
+    Ids and mask are int64 of shape (texts, tokens).
+    """
     from chunkvisor.config.model import AUTO_TOKENS, PADDING_TOKENS
     from chunkvisor_worker.batching import cut
     from chunkvisor_worker.contract.messages import Limits

@@ -1,11 +1,13 @@
-"""Who embeds a file fastest on this CPU: chunkvisor, other programs, and bare loops, on the same texts in turn.
+"""Who embeds a file fastest on this CPU.
+
+Chunkvisor, other programs, and bare loops, on the same texts in turn.
 
     python benchmarks/peers.py [--commits commits.jsonl.gz] [--rows 4000] [--repeat 3] [--only WORD …] [--json FILE]
 
-Every peer is a process of its own, from start to saved vectors, and is told where its model lies in the form that it
-wants: converting is not in its time. It has the setting that was fastest on an eighth of the texts. `--peers` names the
-interpreter of those that are not in chunkvisor's environment (`make bench-peers` makes it); who is not there is left
-out.
+Every peer is a process of its own, from start to saved vectors, and is told where its model lies in
+the form that it wants: converting is not in its time. It has the setting that was fastest on an
+eighth of the texts. `--peers` names the interpreter of those that are not in chunkvisor's
+environment (`make bench-peers` makes it); who is not there is left out.
 """
 
 import argparse
@@ -80,9 +82,8 @@ class Contest:
         pools = tuple((*size, "--pool", "2") for size in BATCH_SIZES[1:])
         torch_bfloat16 = self.run("chunkvisor, bfloat16", "bfloat16")
         if not has_bfloat16():
-            torch_bfloat16.leave_out(
-                REFUSED
-            )  # torch computes it all the same, in six times the time of float32
+            # torch computes it all the same, in six times the time of float32
+            torch_bfloat16.leave_out(REFUSED)
         self.peers = [
             Peer(PLAIN, [ours, plain, model, texts_file, "plain.npy"], "plain.npy"),
             Peer(
@@ -138,7 +139,10 @@ class Contest:
         return Peer(name, [*CHUNKVISOR, "run", f"{work}.yaml"], f"{work}/out.npy", workdir=work)
 
     def prepare(self, peer: Peer) -> None:
-        """Convert its model, if it wants that, and find its setting; `note` says why it is left out."""
+        """Convert its model, if it wants that, and find its setting.
+
+        `note` says why it is left out.
+        """
         try:
             self.convert(peer)
             times: dict[tuple[str, ...], float] = {}
@@ -146,14 +150,18 @@ class Contest:
                 sampled = ["sample.json" if word == "texts.json" else word for word in peer.command]
                 times[setting] = took([*sampled, *setting], self.folder, OFFLINE).seconds
                 say(
-                    f"{peer.name}: {' '.join(setting)}: {times[setting]:.1f} s for {len(self.texts[::8])} texts"
+                    f"{peer.name}: {' '.join(setting)}: {times[setting]:.1f} s for "
+                    f"{len(self.texts[::8])} texts"
                 )
             peer.chosen = min(times, key=lambda each: times[each]) if times else ()
         except FailedError as error:
             peer.leave_out(str(error))
 
     def convert(self, peer: Peer) -> None:
-        """The form of the model that is in its command, in the scratch folder. Raises FailedError."""
+        """The form of the model that is in its command, in the scratch folder.
+
+        Raises FailedError.
+        """
         if str(self.python) in peer.command:
             form = "onnx" if "onnx" in peer.command else "openvino"
             if not self.python.exists():
@@ -161,7 +169,8 @@ class Contest:
             if not (self.folder / form).exists():
                 script = [str(self.python), str(HERE / "peerforms.py"), form, str(self.model), form]
                 say(
-                    f"{peer.name}: model made in {took(script, self.folder, OFFLINE).seconds:.1f} s, not counted"
+                    f"{peer.name}: model made in {took(script, self.folder, OFFLINE).seconds:.1f} "
+                    f"s, not counted"
                 )
 
     def measure(self, peer: Peer) -> None:
@@ -187,7 +196,8 @@ def table(peers: list[Peer], texts: int) -> list[str]:
     """Lines of a table in Markdown."""
     plain_s = statistics.median(peers[0].wall_s)
     lines = [
-        "| peer | setting | wall, s | of plain | CPU, s | texts/s | largest difference | least cosine |"
+        "| peer | setting | wall, s | of plain | CPU, s | texts/s | largest difference | least "
+        "cosine |"
     ]
     lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for peer in peers:
@@ -197,7 +207,8 @@ def table(peers: list[Peer], texts: int) -> list[str]:
             continue
         wall_s, cpu_s = statistics.median(peer.wall_s), statistics.median(peer.cpu_s)
         lines.append(
-            f"| {peer.name} | {setting} | {wall_s:.1f} | {wall_s / plain_s:.2f} | {cpu_s:.1f} | {texts / wall_s:.0f} "
+            f"| {peer.name} | {setting} | {wall_s:.1f} | {wall_s / plain_s:.2f} | {cpu_s:.1f} | "
+            f"{texts / wall_s:.0f} "
             f"| {peer.largest_difference:.1e} | {peer.least_cosine:.6f} |"
         )
     return lines

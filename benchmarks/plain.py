@@ -1,6 +1,9 @@
-"""What chunkvisor is measured against: one sentence-transformers process, or its own multi-process pool.
+"""What chunkvisor is measured against.
 
-python benchmarks/plain.py MODEL TEXTS.json OUT.npy [--pool WORKERS] [--device cpu] [--batch-size 32] [--backend torch]
+One sentence-transformers process, or its own multi-process pool.
+
+python benchmarks/plain.py MODEL TEXTS.json OUT.npy [--pool WORKERS] [--device cpu] [--batch-size
+32] [--backend torch]
 """
 
 import argparse

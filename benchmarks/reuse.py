@@ -1,8 +1,11 @@
-"""Measures that a text is encoded once in its life: six outputs that share texts, 1 % new rows, ten new docstrings.
+"""Measures that a text is encoded once in its life.
+
+Six outputs that share texts, 1 % new rows, ten new docstrings.
 
     python benchmarks/reuse.py [--folder FOLDER] [--commits FILE] [NAME …]
 
-What is told of texts is counted in manifests, not measured. `scale.py update` and `forms.py` measure what is large.
+What is told of texts is counted in manifests, not measured. `scale.py update` and `forms.py`
+measure what is large.
 """
 
 import argparse
@@ -93,7 +96,10 @@ class Reuse:
         source.write_text("\n".join(lines) + "\n", "utf-8")
         seconds = self._run("--update")
         opened = [each for each in self._events() if each["event"] == "output_opened"][-1]
-        figure = f"{self._encoded('docstrings')} texts in {opened['chunks']} chunk; {seconds:.1f} s of {whole_s:.1f} s"
+        figure = (
+            f"{self._encoded('docstrings')} texts in {opened['chunks']} chunk; {seconds:.1f} s of "
+            f"{whole_s:.1f} s"
+        )
         yield (
             f"quickstart, {len(lines):,} docstrings, ten of them changed: encoded",
             figure,

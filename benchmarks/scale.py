@@ -1,9 +1,11 @@
-"""Measures how chunkvisor grows: rows, files and chunks against time, memory and inodes, with the goals beside.
+"""Measures how chunkvisor grows.
+
+Rows, files and chunks against time, memory and inodes, with the goals beside.
 
     python benchmarks/scale.py [--folder FOLDER] [NAME[=SIZE] …]
 
-A name alone runs at its full size; `lines=1000000` runs a smaller one. The folder needs room for three times the
-largest final file.
+A name alone runs at its full size; `lines=1000000` runs a smaller one. The folder needs room for
+three times the largest final file.
 """
 
 import argparse
@@ -175,12 +177,14 @@ class Scale(Scratch):
         yield Row("the same: parent's peak", _megabytes(found.measured.peak_bytes), "≤ 150 MB")
 
     def vectors(self, count: int) -> Iterator[Row]:
-        """What the parent takes for chunks of a usual size: it reads all vectors and hashes them."""
+        """What the parent takes for chunks of a usual size.
+
+        It reads all vectors and hashes them.
+        """
         rows, dimension = 1000, 1536
         source = self.folder / "rows.txt"
-        write_short_lines(
-            source, rows * (count + 10)
-        )  # the last are not run, so that nothing is joined
+        # the last are not run, so that nothing is joined
+        write_short_lines(source, rows * (count + 10))
         self.config(source, chunk=rows, dimension=dimension)
         found = self.commits(count)
         first, last = min(20, count // 4), len(found.times_s) - 1

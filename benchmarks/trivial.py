@@ -1,4 +1,7 @@
-"""A plug-in encoder that costs next to nothing, or waits as if for a GPU: what is left is chunkvisor itself."""
+"""A plug-in encoder that costs next to nothing, or waits as if for a GPU.
+
+What is left is chunkvisor itself.
+"""
 
 import time
 from typing import Any
@@ -23,5 +26,8 @@ class Trivial:
 
 
 def make(model: Any, device: str) -> Trivial:  # noqa: ARG001 - the contract's signature
-    """The factory that the config names; model.kwargs: wait_s, seconds for each call, and dimension."""
+    """The factory that the config names.
+
+    Model.kwargs: wait_s, seconds for each call, and dimension.
+    """
     return Trivial(float(model.kwargs.get("wait_s", 0.0)), int(model.kwargs.get("dimension", 8)))

@@ -1,7 +1,9 @@
-"""Harvest the docstrings of Python's own standard library into JSON lines: real English text that every machine has.
+"""Harvest the docstrings of Python's own standard library into JSON lines.
 
-It never imports what it reads: source files are parsed with `ast`, so that no module runs. The rows depend on the
-Python that runs this script and on nothing else.
+Real English text that every machine has.
+
+It never imports what it reads: source files are parsed with `ast`, so that no module runs. The rows
+depend on the Python that runs this script and on nothing else.
 """
 
 import argparse
@@ -40,12 +42,16 @@ def main() -> None:
     chosen = spread(rows, arguments.rows)
     write(arguments.out, chosen)
     print(
-        f"harvested {len(chosen)} of {len(rows)} standard library docstrings into {os.path.relpath(arguments.out)}"
+        f"harvested {len(chosen)} of {len(rows)} standard library docstrings into "
+        f"{os.path.relpath(arguments.out)}"
     )
 
 
 def harvest(library: Path) -> list[Row]:
-    """Every public docstring under the folder `library`, sorted by name; names are unique, the first one wins."""
+    """Every public docstring under the folder `library`, sorted by name.
+
+    Names are unique, the first one wins.
+    """
     rows: dict[str, Row] = {}
     for path in sorted(library.rglob("*.py")):
         name = module_name(path.relative_to(library))
@@ -64,7 +70,10 @@ def harvest(library: Path) -> list[Row]:
 
 
 def module_name(path: Path) -> str | None:
-    """Dotted name of the module in `path` (relative to the library); None for one that is not public."""
+    """Dotted name of the module in `path` (relative to the library).
+
+    None for one that is not public.
+    """
     parts = list(path.with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
@@ -75,7 +84,10 @@ def module_name(path: Path) -> str | None:
 def docstrings(
     name: str, kind: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Iterator[Row]:
-    """The docstring of `node`, then those of its public members; functions within functions are nobody's API."""
+    """The docstring of `node`, then those of its public members.
+
+    Functions within functions are nobody's API.
+    """
     doc = ast.get_docstring(node)
     if doc:
         yield {"name": name, "kind": kind, "doc": doc}
@@ -110,8 +122,9 @@ def definitions(
 def spread(rows: list[Row], count: int) -> list[Row]:
     """At most `count` rows, sorted by name, dealt out evenly among the top-level modules.
 
-    Each gives its shortest dotted names first, which are those that people know: `json.dumps` before
-    `json.encoder.JSONEncoder.default`. A plain sample would be a third of user interface toolkits.
+    Each gives its shortest dotted names first, which are those that people know: `json.dumps`
+    before `json.encoder.JSONEncoder.default`. A plain sample would be a third of user interface
+    toolkits.
     """
     members: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["name"].count("."), row["name"])):

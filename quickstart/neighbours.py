@@ -1,6 +1,9 @@
-"""Show what the quickstart's vectors are good for: the nearest neighbours of a few well-known functions.
+"""Show what the quickstart's vectors are good for.
 
-It never embeds anything: row i of the .npy file belongs to row i of the .jsonl file, and that is all it relies on.
+The nearest neighbours of a few well-known functions.
+
+It never embeds anything: row i of the .npy file belongs to row i of the .jsonl file, and that is
+all it relies on.
 """
 
 import argparse
@@ -32,10 +35,12 @@ def main() -> None:
     ]
     if len(vectors) != len(names):
         sys.exit(
-            f"{arguments.vectors} has {len(vectors)} rows, {arguments.rows} has {len(names)}: not of one run"
+            f"{arguments.vectors} has {len(vectors)} rows, {arguments.rows} has {len(names)}: not "
+            f"of one run"
         )
     print(
-        f"{arguments.vectors.name}: {vectors.shape[0]} rows x {vectors.shape[1]} dimensions, {vectors.dtype}"
+        f"{arguments.vectors.name}: {vectors.shape[0]} rows x {vectors.shape[1]} dimensions, "
+        f"{vectors.dtype}"
     )
 
     similarity = cosine(np.asarray(vectors, dtype=np.float32))
@@ -46,12 +51,16 @@ def main() -> None:
 
     share, chance = same_module(names, similarity.argmax(axis=1))
     print(
-        f"\nnearest neighbour in the same top-level module: {share:.0%} of rows; by chance it would be {chance:.1%}"
+        f"\nnearest neighbour in the same top-level module: {share:.0%} of rows; by chance it "
+        f"would be {chance:.1%}"
     )
 
 
 def cosine(vectors: Vectors) -> Vectors:
-    """Cosine similarity of all pairs, shape (rows, rows); -inf on the diagonal and against quarantined (NaN) rows."""
+    """Cosine similarity of all pairs, shape (rows, rows).
+
+    -inf on the diagonal and against quarantined (NaN) rows.
+    """
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     similarity: Vectors = np.nan_to_num(unit @ unit.T, nan=-np.inf)
     np.fill_diagonal(similarity, -np.inf)

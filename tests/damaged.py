@@ -37,7 +37,9 @@ def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], Scr
 
 @made_once
 def unfinished(folder: Path) -> ScriptedWorkplace:
-    """All chunks but the last are committed; that one failed, and an out-of-memory fault left its lesson."""
+    """All chunks but the last are committed; that one failed, and an out-of-memory fault left its
+    lesson.
+    """
     place = ScriptedWorkplace.make(
         folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2
     )

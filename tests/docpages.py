@@ -74,7 +74,9 @@ def headings(page: Path) -> list[str]:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page has both on GitHub and on the site, which make them in different ways."""
+    """The anchors that a page has both on GitHub and on the site, which make them in different
+    ways.
+    """
     names = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings(page)]
     both = [name for name in names if name.replace(" ", "-") == re.sub(r"[-\s]+", "-", name)]
     return {name.replace(" ", "-") for name in both if names.count(name) == 1}

@@ -1,14 +1,16 @@
-"""Workers and commands of the tests that are forked, not started: a tenth of the price, and real processes nonetheless.
+"""Workers and commands of the tests that are forked, not started: a tenth of the price, and real
+processes nonetheless.
 
-They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
-be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
-loader, limits. So does what a test starts by itself, and all of the soak; CHUNKVISOR_TEST_FORKS says otherwise.
-At its end a forked command joins its threads, runs what is registered with `atexit` and flushes, but leaves out the
-teardown of modules.
+They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new
+interpreter would be different in goes the usual way: another command line, another `numpy` on
+PYTHONPATH, variables of Python or of the loader, limits. So does what a test starts by itself, and
+all of the soak; CHUNKVISOR_TEST_FORKS says otherwise. At its end a forked command joins its
+threads, runs what is registered with `atexit` and flushes, but leaves out the teardown of modules.
 
-Workers and templates of a real model on the CPU come from a zygote that has imported torch and sentence-transformers as
-well, which takes each of them seconds; those that a forked command starts are new interpreters. On a null GPU, where
-the import takes longer still, there is one zygote for all, which has called neither CUDA nor NVML.
+Workers and templates of a real model on the CPU come from a zygote that has imported torch and
+sentence-transformers as well, which takes each of them seconds; those that a forked command starts
+are new interpreters. On a null GPU, where the import takes longer still, there is one zygote for
+all, which has called neither CUDA nor NVML.
 """
 
 import array
@@ -47,7 +49,8 @@ _SHADOWS = [
 _FIXED = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH")
 """Of Python's variables, those that every worker has and the zygote heeds."""
 _READ_BEFORE = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "NOTIFY_SOCKET")
-"""Beginnings of the names of variables that are read before a program begins, or say that no child may have them."""
+"""Beginnings of the names of variables that are read before a program begins, or say that no child
+may have them."""
 _READ_BY_IMPORTS = ("HF_", "TRANSFORMERS_")
 """The same, of variables that the libraries of models read while they are imported."""
 _MODEL_SHADOWS = ("torch", "torch.py", "transformers", "sentence_transformers")
@@ -80,7 +83,9 @@ def wanted() -> bool:
 
 
 def fork_children_of_this_process() -> None:
-    """Have the children of this process, which has imported what they import, forked from a fork of it."""
+    """Have the children of this process, which has imported what they import, forked from a fork of
+    it.
+    """
     if not wanted():
         return
     made = Zygote(kind_for(os.environ), of_this_process=True)
@@ -92,12 +97,15 @@ def fork_children_of_this_process() -> None:
 def kind_for(
     environment: Mapping[str, str], module: str = COMMAND, attempt: Path | None = None
 ) -> str:
-    """Of the zygote for commands with this environment, or for the attempt in that folder; "" = a new interpreter."""
+    """Of the zygote for commands with this environment, or for the attempt in that folder; "" = a
+    new interpreter.
+    """
     if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU):
         return "gpu"
     if attempt is None:
         return "command"
-    # The parent of workers is the thread that has the zygote: a worker dies with the thread that started it.
+    # The parent of workers is the thread that has the zygote: a worker dies with the thread that
+    # started it.
     encoder = encoder_of(attempt) if threading.current_thread() is threading.main_thread() else ""
     if (
         encoder == "sentence-transformers"
@@ -112,7 +120,8 @@ def kind_for(
 
 
 def encoder_of(attempt: Path) -> str:
-    """Of the model that a worker or a template in that folder is to load; "" where its spec does not say.
+    """Of the model that a worker or a template in that folder is to load; "" where its spec does
+    not say.
 
     Nor of one with a cache of its own, which must be known before the libraries are imported.
     """
@@ -127,10 +136,13 @@ class Zygote:
     def __init__(
         self, kind: str, loader: Mapping[str, str] | None = None, *, of_this_process: bool = False
     ) -> None:
-        """A new interpreter, with variables for the loader; or a fork of this process, which has no threads yet."""
+        """A new interpreter, with variables for the loader; or a fork of this process, which has no
+        threads yet.
+        """
         self.kind = kind
         self._ours, theirs = socket.socketpair()
-        # It answers the first order when it has imported all it needs, of which torch may come from a cold disk.
+        # It answers the first order when it has imported all it needs, of which torch may come from
+        # a cold disk.
         self._ours.settimeout(600 if kind in _HAVE_MODELS else 60)
         self._base = {name: value for name, value in os.environ.items() if name not in (MARK, ROOM)}
         self._base |= loader or {}
@@ -141,9 +153,8 @@ class Zygote:
             self.pid = self._fork(theirs) if of_this_process else self._start(theirs)
 
     def _start(self, theirs: socket.socket) -> int:
-        unbuffered = (
-            ["-u"] if self.kind in ("worker", "model") else []
-        )  # as PYTHONUNBUFFERED has it
+        # as PYTHONUNBUFFERED has it
+        unbuffered = ["-u"] if self.kind in ("worker", "model") else []
         program = [
             sys.executable,
             *unbuffered,
@@ -157,9 +168,8 @@ class Zygote:
         )
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
         environment |= _FOR_IMPORTS if self.kind in _HAVE_MODELS else {}
-        environment["OPENBLAS_NUM_THREADS"] = (
-            "1"  # a child has none of its threads, and would wait for them at its end
-        )
+        # a child has none of its threads, and would wait for them at its end
+        environment["OPENBLAS_NUM_THREADS"] = "1"
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
         process = subprocess.Popen(
@@ -200,7 +210,9 @@ class Zygote:
         return len(as_shown(dict(environment))) < len(ROOM_FILLED) and _limits() == self._limits
 
     def _read_before(self, environment: Mapping[str, str], name: str) -> str | None:
-        """The value of what is read before a program begins, or by what has been imported; None of all else."""
+        """The value of what is read before a program begins, or by what has been imported; None of
+        all else.
+        """
         read = _READ_BEFORE + (_READ_BY_IMPORTS if self.kind in _HAVE_MODELS else ())
         value = (
             environment.get(name)
@@ -241,7 +253,9 @@ class Zygote:
 
 
 def _has_shadows(folder: str, kind: str) -> bool:
-    """Whether a folder on PYTHONPATH has another library in the place of one that a zygote has imported."""
+    """Whether a folder on PYTHONPATH has another library in the place of one that a zygote has
+    imported.
+    """
     return any(
         Path(folder, name).exists()
         for name in (*_SHADOWS, *(_MODEL_SHADOWS if kind == "model" else ()))
@@ -263,7 +277,9 @@ class Forked(subprocess.Popen[Any]):
     """Commands are started by threads, too, and need no zygote each."""
 
     def _execute_child(self, args: Sequence[str], *others: Any) -> None:
-        """In the place of fork and exec; private, and the one way to have all else of Popen (subprocess.py)."""
+        """In the place of fork and exec; private, and the one way to have all else of Popen
+        (subprocess.py).
+        """
         environment = os.environ if others[5] is None else others[5]
         module, arguments = program_of(args)
         folder = Path(arguments[0]) if module in (_WORKER, f"{_WORKER}.template") else None
@@ -279,7 +295,9 @@ class Forked(subprocess.Popen[Any]):
 
     @classmethod
     def zygote(cls, kind: str, environment: Mapping[str, str]) -> Zygote:
-        """That of this kind; it is made for the first command or worker, whose environment has what to preload."""
+        """That of this kind; it is made for the first command or worker, whose environment has what
+        to preload.
+        """
         with cls._making:
             if kind not in cls.zygotes:
                 preloaded = {

@@ -1,4 +1,6 @@
-"""Runs `chunkvisor` as a person would, in a folder of its own, on texts whose right vectors are known."""
+"""Runs `chunkvisor` as a person would, in a folder of its own, on texts whose right vectors are
+known.
+"""
 
 import contextlib
 import hashlib
@@ -34,7 +36,8 @@ ENCODERS = ROOT / "tests" / "encoders"
 STAND_IN = ROOT / "tests" / "standin"
 """On a worker's PYTHONPATH, it has no need of torch."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
-"""Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by conftest."""
+"""Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by
+conftest."""
 
 SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
 """What `make soak` chooses by; empty in `make test`, where the same is tried each time."""
@@ -48,7 +51,8 @@ _ABOUT_A_WORKDIR = ("status", "verify", "clean", "retry", "report")
 
 local_engine_only = pytest.mark.skipif(
     ON_RAY,
-    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
+    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to "
+    "itself",
 )
 """For tests that `make test-ray` leaves out."""
 
@@ -76,7 +80,9 @@ class Workplace:
         write_lines(self.folder / f"{name}.jsonl", [{"text": text} for text in texts])
 
     def write_config(self, encoder: str, **changes: Any) -> None:
-        """A config for one output `out` over the source, with a plug-in of tests/encoders; dotted keys override."""
+        """A config for one output `out` over the source, with a plug-in of tests/encoders; dotted
+        keys override.
+        """
         config: dict[str, Any] = {
             "workdir": "work",
             "model": {"name": "test", "encoder": encoder},
@@ -120,7 +126,9 @@ class Workplace:
         )
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """Run a command to its end, in this process where that can be: a new one costs half a second of computing."""
+        """Run a command to its end, in this process where that can be: a new one costs half a
+        second of computing.
+        """
         if self._goes_to_ray(*arguments):
             return finish(self.start(*arguments, env=env))
         with mock.patch.dict(os.environ, env or {}):
@@ -149,7 +157,9 @@ class Workplace:
         return ended
 
     def gives(self, texts: Sequence[str | None], *arguments: str, bad: Sequence[int] = ()) -> Ended:
-        """Run the config; the run has to finish with the vectors of these texts, but for rows that are bad."""
+        """Run the config; the run has to finish with the vectors of these texts, but for rows that
+        are bad.
+        """
         ended = self.ends(3 if bad else 0, *arguments)
         self.has(texts, bad)
         return ended
@@ -163,9 +173,11 @@ class Workplace:
         return finish(process)
 
     def here(self, *arguments: str) -> Ended:
-        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
+        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it
+        would be there.
 
-        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of computing.
+        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of
+        computing.
 
         Pauses that a person does not notice are cut short.
         """
@@ -207,7 +219,9 @@ class Workplace:
         return json.loads((self.workdir / f"{name}.json").read_text())
 
     def has(self, texts: Sequence[str | None], bad: Sequence[int] = (), name: str = "out") -> None:
-        """Check that each row has its text's vector, but for bad ones: these are NaN, and listed in the manifest."""
+        """Check that each row has its text's vector, but for bad ones: these are NaN, and listed in
+        the manifest.
+        """
         right = expected(texts)
         right[list(bad)] = np.nan
         np.testing.assert_array_equal(self.vectors(name), right, strict=True)
@@ -336,7 +350,9 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
-    """Wait for the end; a command that takes longer is killed, and fails the test with what it has said."""
+    """Wait for the end; a command that takes longer is killed, and fails the test with what it has
+    said.
+    """
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -362,7 +378,9 @@ def sweep(
     share: str = "1:",
     most: int = 1000,
 ) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells of runs of the command, killed at one call after the other."""
+    """What tests/drivers/kill_at.py tells of runs of the command, killed at one call after the
+    other.
+    """
     scratch.mkdir(exist_ok=True)
     driver = [
         sys.executable,
@@ -393,7 +411,9 @@ def bearing(mark: str) -> list[psutil.Process]:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended: some inits leave those that have for a while."""
+    """Whether there is such a process, and it has not ended: some inits leave those that have for a
+    while.
+    """
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

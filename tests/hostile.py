@@ -1,4 +1,6 @@
-"""What may stand in the place of a file: bytes, JSON, or the same with a change in it; strategies of Hypothesis."""
+"""What may stand in the place of a file: bytes, JSON, or the same with a change in it; strategies
+of Hypothesis.
+"""
 
 import json
 from typing import Any

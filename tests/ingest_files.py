@@ -37,7 +37,9 @@ def wrap(name: str, data: bytes) -> bytes:
 
 
 def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -> None:
-    """A file whose suffix says the format, with the texts and a column `id` before them (not in .txt)."""
+    """A file whose suffix says the format, with the texts and a column `id` before them (not in
+    .txt).
+    """
     bare = path.name.removesuffix(".gz").removesuffix(".zst")
     if bare.endswith(".parquet"):
         write_parquet(path, f"id, text AS {column}", texts)
@@ -57,7 +59,9 @@ def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -
 
 
 def write_parquet(path: Path, select: str, texts: Sequence[str | None] = ("",)) -> None:
-    """A parquet file, uncompressed so that tests can alter its bytes; `select` may use `id` and `text`."""
+    """A parquet file, uncompressed so that tests can alter its bytes; `select` may use `id` and
+    `text`.
+    """
     plain = path.with_name("plain.parquet")  # DuckDB has its own idea of what a quote in a name is
     with duckdb.connect() as connection:
         columns = [list(range(len(texts))), list(texts)]

@@ -13,7 +13,9 @@ MORE = ["u0", "u1"]
 
 
 def eventful(folder: Path) -> ScriptedWorkplace:
-    """Two outputs, three chunks, a standby, an out-of-memory fault and a crash: every kind of event occurs."""
+    """Two outputs, three chunks, a standby, an out-of-memory fault and a crash: every kind of event
+    occurs.
+    """
     more = {"source": "more.jsonl", "column": "text"}
     place = ScriptedWorkplace.make(
         folder, TEXTS, chunk__size=2, encode__batch_size=2, workers__standby=1, outputs__more=more

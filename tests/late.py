@@ -1,4 +1,6 @@
-"""Modules that a test imports when it uses them: each process of pytest collects all tests, and torch takes seconds."""
+"""Modules that a test imports when it uses them: each process of pytest collects all tests, and
+torch takes seconds.
+"""
 
 import importlib.util
 from typing import Any
@@ -13,7 +15,9 @@ class Late:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        """Of the module. A private name is one that pytest looks for in all that a test's module has, and not there."""
+        """Of the module. A private name is one that pytest looks for in all that a test's module
+        has, and not there.
+        """
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)

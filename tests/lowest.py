@@ -2,8 +2,9 @@
 
     python tests/lowest.py [--python PYTHON] [TESTS...]
 
-The environment is made anew in .lowest. Left out are the extras `worker`, `minilm` and `ray`, which are of gigabytes:
-tests that need a model skip. The newest versions are those of constraints.txt, which every other verb uses.
+The environment is made anew in .lowest. Left out are the extras `worker`, `minilm` and `ray`, which
+are of gigabytes: tests that need a model skip. The newest versions are those of constraints.txt,
+which every other verb uses.
 """
 
 import argparse

@@ -128,7 +128,9 @@ def backbone(folder: Path, transformer: Any, words: Any | None = None) -> Any:
 
 
 def change(path: Path, **keys: Any) -> None:
-    """Change keys of a JSON object in a file, which is made if it is not there; None takes a key away."""
+    """Change keys of a JSON object in a file, which is made if it is not there; None takes a key
+    away.
+    """
     saved = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(
         json.dumps({key: value for key, value in (saved | keys).items() if value is not None})
@@ -153,7 +155,9 @@ def of(name: str, **settings: Any) -> Any:
 
 
 def decoder(name: str, pooling: str = "lasttoken", **settings: Any) -> Callable[[Path], Path]:
-    """A builder of a model whose attention is causal, padded on the left, with its end token at the end."""
+    """A builder of a model whose attention is causal, padded on the left, with its end token at the
+    end.
+    """
 
     def build(folder: Path) -> Path:
         layers = {
@@ -213,7 +217,9 @@ def router(folder: Path) -> Path:
 
 
 def asym(folder: Path) -> Path:
-    """BERT with another Dense layer for queries than for documents, as sentence-transformers 2 to 4 saved it."""
+    """BERT with another Dense layer for queries than for documents, as sentence-transformers 2 to 4
+    saved it.
+    """
     import torch
     from sentence_transformers.base.modules import Dense, Router
 
@@ -232,7 +238,9 @@ def asym(folder: Path) -> Path:
 
 
 def with_code(folder: Path, code: str, name: str = "Bert", **settings: Any) -> Path:
-    """A model that brings the class `Own` in a file of its own, for a model type that transformers knows as well."""
+    """A model that brings the class `Own` in a file of its own, for a model type that transformers
+    knows as well.
+    """
     path = decoder(name, **settings)(folder) if name == "Qwen2" else bert(folder)
     change(
         path / "config.json",
@@ -270,7 +278,8 @@ class Own(BertModel):
         out.last_hidden_state = out.last_hidden_state * self.scale
         return out
 """
-"""Code with a number that is not saved with the weights, as much code of 2023 has (positions, rotary angles)."""
+"""Code with a number that is not saved with the weights, as much code of 2023 has (positions,
+rotary angles)."""
 
 ALWAYS_CAUSAL = """
 import copy

@@ -1,8 +1,8 @@
 """Commands of a second user of the machine, where the tests run as root, who alone can be two.
 
-Where the interpreter or the checkout lies in a folder of root's alone (/root, say), the other user sees it all the
-same: his commands have mounts of their own, in which that folder is an empty one with nothing but ours in it.
-Nothing is copied, and outside of those commands nothing changes.
+Where the interpreter or the checkout lies in a folder of root's alone (/root, say), the other user
+sees it all the same: his commands have mounts of their own, in which that folder is an empty one
+with nothing but ours in it. Nothing is copied, and outside of those commands nothing changes.
 """
 
 import os

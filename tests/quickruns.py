@@ -1,4 +1,5 @@
-"""Makes runs that are forked from this process cheap: what all of them import, compile and look up is there already.
+"""Makes runs that are forked from this process cheap: what all of them import, compile and look up
+is there already.
 
 Imports, and pauses that a person does not notice, would be most of the time of thousands of runs.
 """
@@ -53,7 +54,8 @@ def be_quick() -> None:
 
 
 def _reconnect() -> Callable[..., duckdb.DuckDBPyConnection]:
-    """In the place of `duckdb.connect`: to a database that is there already, as to make one takes 30 ms.
+    """In the place of `duckdb.connect`: to a database that is there already, as to make one takes
+    30 ms.
 
     It has no threads, which a fork would not have; the files are read by the thread that asks.
     """

@@ -1,4 +1,6 @@
-"""A workplace whose encoder plays faults and counts its calls, and in which commands run inside the test's process."""
+"""A workplace whose encoder plays faults and counts its calls, and in which commands run inside the
+test's process.
+"""
 
 import hashlib
 import json
@@ -13,7 +15,9 @@ from harness import ENCODERS, Ended, Workplace, finish
 
 
 class ScriptedWorkplace(Workplace):
-    """The folder can be copied and used elsewhere; only what the encoder is asked counts as computing."""
+    """The folder can be copied and used elsewhere; only what the encoder is asked counts as
+    computing.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -27,7 +31,8 @@ class ScriptedWorkplace(Workplace):
         made._faults.mkdir(parents=True)
         shutil.copy(ENCODERS / "scripted.py", folder)
         made.write_source(texts)
-        # By its full path: the table of a copy is then still that of its source, and most runs need not stage it again.
+        # By its full path: the table of a copy is then still that of its source, and most runs need
+        # not stage it again.
         made.write_config("scripted:make", **{"outputs.out.source": str(made.source), **changes})
         return made
 

@@ -10,7 +10,9 @@ Row = TypeVar("Row")
 
 
 def soaked(count: int) -> settings:
-    """So many examples in a soak; in a test a tenth. The test is marked `soak` as well, so that the soak finds it."""
+    """So many examples in a soak; in a test a tenth. The test is marked `soak` as well, so that the
+    soak finds it.
+    """
     return settings(
         max_examples=count if SOAK_SEED else -(-count // 10),
         deadline=None,
@@ -22,7 +24,8 @@ def soaked(count: int) -> settings:
 
 
 def wide(*rows: Row) -> tuple[Row, ...]:
-    """Rows of a table that say nothing new about the code, but might of a machine: `make test` leaves them out.
+    """Rows of a table that say nothing new about the code, but might of a machine: `make test`
+    leaves them out.
 
     The test that goes through the table is marked `soak`.
     """

@@ -1,4 +1,7 @@
-"""Installs the wheel of a folder in fresh environments, with each extra alone: `python tools/checkpackage.py dist`."""
+"""Installs the wheel of a folder in fresh environments, with each extra alone.
+
+`python tools/checkpackage.py dist`.
+"""
 
 import subprocess
 import sys

@@ -39,9 +39,8 @@ def commands() -> str:
 
 def _command(command: click.Command, context: click.Context) -> str:
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
-    told = _joined(command.help or "").replace(
-        " You may give the config instead of WORKDIR.", ""
-    )  # the page says so once
+    # the page says so once
+    told = _joined(command.help or "").replace(" You may give the config instead of WORKDIR.", "")
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
     ends = ", ".join(map(str, EXITS[str(command.name)]))
     return "\n".join([*lines, f"Exit codes: {ends}."])

@@ -1,4 +1,7 @@
-"""The lists of keys in docs/reference/config.md, from the pydantic models: key, default, meaning."""
+"""The lists of keys in docs/reference/config.md, from the pydantic models.
+
+Key, default, meaning.
+"""
 
 from collections.abc import Callable
 from enum import Enum

@@ -8,7 +8,10 @@ from types import ModuleType
 
 @functools.cache
 def attribute_docs(module: ModuleType) -> dict[tuple[str, str], str]:
-    """(class, attribute) -> the docstring below it, on one line; nothing for an attribute without one."""
+    """(class, attribute) -> the docstring below it, on one line.
+
+    Nothing for an attribute without one.
+    """
     found = {}
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):

@@ -14,16 +14,18 @@ def events() -> str:
 
 def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
-    said = (
-        "" if own.startswith(f"{kind.__name__}(") else own
-    )  # what dataclass writes where there is none
+    # what dataclass writes where there is none
+    said = "" if own.startswith(f"{kind.__name__}(") else own
     shown = _shown(kind)
     weight = "" if kind.weight is Weight.NEWS else f"**{kind.weight.name.lower()}:** "
     return weight + (said or (code(shown) if shown else ""))
 
 
 def _shown(kind: type[Event]) -> str:
-    """The line for people, with the names of fields in it; what is put together of several is left out."""
+    """The line for people, with the names of fields in it.
+
+    What is put together of several is left out.
+    """
     names = {item.name for item in fields(kind)}
     counted = re.sub(r"{(\w+):([a-z][a-zA-Z ]+)}", r"{\1} \2s", kind.words, flags=re.IGNORECASE)
     return re.sub(r"{(\w+)}", lambda found: found[0] if found[1] in names else "", counted).strip()

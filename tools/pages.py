@@ -1,6 +1,9 @@
-"""Writes the parts of docs/ that the code knows: `python tools/pages.py`; a test says when they are stale.
+"""Writes the parts of docs/ that the code knows: `python tools/pages.py`.
 
-A part stands between two comments, `<!-- Generated: NAME -->` and `<!-- End -->`; all around it is written by hand.
+A test says when they are stale.
+
+A part stands between two comments, `<!-- Generated: NAME -->` and `<!-- End -->`; all around it is
+written by hand.
 """
 
 import re
@@ -38,7 +41,10 @@ def parts_in(page: str) -> list[str]:
 
 
 def renewed(page: str) -> str:
-    """The page with all its generated parts made anew. Raises KeyError for a part that nothing makes."""
+    """The page with all its generated parts made anew.
+
+    Raises KeyError for a part that nothing makes.
+    """
     return _PART.sub(lambda match: f"{match[1]}{match[2]}\n{PARTS[match[1]]().strip()}\n\n", page)
 
 

@@ -1,4 +1,7 @@
-"""Parts of python.md and machine-readable.md: signatures of functions, and fields of dataclasses."""
+"""Parts of python.md and machine-readable.md.
+
+Signatures of functions, and fields of dataclasses.
+"""
 
 import ast
 import dataclasses
@@ -21,7 +24,10 @@ KEYS = keys_of_config()
 
 
 def arguments(function: str, *told: str) -> str:
-    """Each argument of a function but those `told`: default and meaning; those that are keys by their names alone."""
+    """Each argument of a function but those `told`: default and meaning.
+
+    Those that are keys by their names alone.
+    """
     tree = ast.parse(inspect.getsource(chunkvisor.api))
     (found,) = (
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function

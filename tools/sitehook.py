@@ -15,7 +15,10 @@ _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what is linked, and what that links to in turn. Folders are left to `on_page_markdown`."""
+    """Add what is linked, and what that links to in turn.
+
+    Folders are left to `on_page_markdown`.
+    """
     waiting = [_ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     while waiting:
         page = waiting.pop()

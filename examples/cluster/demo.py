@@ -1,6 +1,9 @@
-"""A cluster of three nodes on this machine, a real model, and a node that dies half-way: `make cluster-demo`.
+"""A cluster of three nodes on this machine, a real model, and a node that dies half-way.
 
-It never touches a cluster that is there already, and leaves no process behind; the final file stays, to be looked at.
+`make cluster-demo`.
+
+It never touches a cluster that is there already, and leaves no process behind; the final file
+stays, to be looked at.
 """
 
 import argparse
@@ -24,7 +27,10 @@ CHUNK = 30
 
 
 def main() -> None:
-    """Tell what happens, step by step; ends with 1 where the result is not the same as without a cluster."""
+    """Tell what happens, step by step.
+
+    Ends with 1 where the result is not the same as without a cluster.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--folder", type=Path, default=HERE / "cache", help="for everything (default: %(default)s)"
@@ -34,7 +40,8 @@ def main() -> None:
     folder.mkdir(parents=True)
     prepare(folder)
     say(
-        "Starting a Ray cluster of three nodes on this machine. Each stands for a machine with one processor."
+        "Starting a Ray cluster of three nodes on this machine. Each stands for a machine with one "
+        "processor."
     )
     with local_cluster(3) as cluster:
         code = run_with_a_death(cluster, folder)
@@ -64,10 +71,14 @@ def prepare(folder: Path) -> None:
 
 
 def run_with_a_death(cluster: LocalCluster, folder: Path) -> int:
-    """Run the job on the cluster and kill a node when half of the chunks are done; returns the exit code."""
+    """Run the job on the cluster and kill a node when half of the chunks are done.
+
+    Returns the exit code.
+    """
     config = write_config(folder, "cluster", cluster.address)
     say(
-        "Running the job on it. Texts travel to the nodes and vectors come back; no folder is shared."
+        "Running the job on it. Texts travel to the nodes and vectors come back; no folder is "
+        "shared."
     )
     words = command("run", config)
     print("$ " + " ".join(words), flush=True)
@@ -78,14 +89,16 @@ def run_with_a_death(cluster: LocalCluster, folder: Path) -> int:
         time.sleep(0.1)
     if run.poll() is None:
         say(
-            "Half of the chunks are done. Now a node dies: SIGKILL to all its processes, as if it had lost power."
+            "Half of the chunks are done. Now a node dies: SIGKILL to all its processes, as if it "
+            "had lost power."
         )
         cluster.kill()
     code = run.wait()
     lost = events(journal, "node_lost")
     failed = [event["outcome"] for event in events(journal, "attempt_failed")]
     say(
-        f"The run ended with exit code {code}. It lost {len(lost)} node, and with it {failed.count('lost')} attempts, "
+        f"The run ended with exit code {code}. It lost {len(lost)} node, and with it "
+        f"{failed.count('lost')} attempts, "
         "which were made again elsewhere and counted against no chunk."
     )
     return code
@@ -100,7 +113,8 @@ def compare(folder: Path) -> None:
     difference = float(np.abs(with_cluster - alone).max())
     rows, dimension = with_cluster.shape
     say(
-        f"{rows} rows x {dimension}; largest difference to the run without a cluster: {difference:.1e}."
+        f"{rows} rows x {dimension}; largest difference to the run without a cluster: "
+        f"{difference:.1e}."
     )
     if with_cluster.shape != alone.shape or difference > 1e-5:
         sys.exit("that is too much")

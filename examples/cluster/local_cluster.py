@@ -18,7 +18,10 @@ STORE_BYTES = 80 << 20
 
 
 class LocalCluster:
-    """Nodes that come and go; each stands for a machine, and is told that it has so many processors."""
+    """Nodes that come and go.
+
+    Each stands for a machine, and is told that it has so many processors.
+    """
 
     def __init__(self, nodes: int, head_cores: int = 1) -> None:
         """The first node is the head; with no processors it gets no work."""
@@ -28,8 +31,9 @@ class LocalCluster:
         logging.getLogger("ray").setLevel(logging.WARNING)
         # Short: the path of a socket below it must not exceed 107 characters.
         self._folder = tempfile.mkdtemp(prefix="ray-")
-        # Ray notes the address of the last cluster that was started, so that `ray.init()` finds it. That of another
-        # cluster on this machine is to stay as it is, and where there was none Ray does not make the folder for it.
+        # Ray notes the address of the last cluster that was started, so that `ray.init()` finds it.
+        # That of another cluster on this machine is to stay as it is, and where there was none Ray
+        # does not make the folder for it.
         os.environ["RAY_TMPDIR"] = self._folder
         Path(self._folder, "ray").mkdir()
         head = {

@@ -1,4 +1,6 @@
-"""A plug-in encoder that asks a server: text-embeddings-inference, vLLM, or any with OpenAI's `/v1/embeddings`.
+"""A plug-in encoder that asks a server.
+
+Text-embeddings-inference, vLLM, or any with OpenAI's `/v1/embeddings`.
 
 Name it in a config next to a copy of this file:
 
@@ -9,8 +11,9 @@ Name it in a config next to a copy of this file:
     device: cpu
     workers: {per_device: 4}
 
-A key is read from the variable ENDPOINT_KEY. A server that is full (429, 5xx), or not there, is waited for, as long as
-its Retry-After says: `urlopen` raises what a run knows. For a limit of another kind, raise `chunkvisor_worker.Busy`.
+A key is read from the variable ENDPOINT_KEY. A server that is full (429, 5xx), or not there, is
+waited for, as long as its Retry-After says: `urlopen` raises what a run knows. For a limit of
+another kind, raise `chunkvisor_worker.Busy`.
 """
 
 import json

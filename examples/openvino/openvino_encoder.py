@@ -28,17 +28,18 @@ class OpenvinoEncoder:
         import openvino
         from tokenizers import Tokenizer
 
-        self.tokenizer = Tokenizer.from_file(
-            str(folder / "tokenizer.json")
-        )  # it cuts and pads as the model's own
-        hint = {
-            "INFERENCE_PRECISION_HINT": "f32"
-        }  # without it, a CPU that has bfloat16 computes in that
+        # it cuts and pads as the model's own
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # without it, a CPU that has bfloat16 computes in that
+        hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self.network = openvino.Core().compile_model(folder / "model.xml", "CPU", hint)
         self.names = [port.any_name for port in self.network.inputs]
 
     def encode(self, texts: list[str], batch_size: int) -> np.ndarray:
-        """Vectors in float32, shape (texts, dimension). Texts of like length share a batch: little padding."""
+        """Vectors in float32, shape (texts, dimension).
+
+        Texts of like length share a batch: little padding.
+        """
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         found: dict[int, np.ndarray] = {}
         for first in range(0, len(texts), batch_size):
@@ -58,7 +59,10 @@ def make(model, device):  # type: ignore[no-untyped-def]  # noqa: ARG001 - it co
 
 
 def convert(source: str, target: Path) -> None:
-    """Write model.xml, model.bin and tokenizer.json: from token ids to the vector, pooling included."""
+    """Write model.xml, model.bin and tokenizer.json.
+
+    From token ids to the vector, pooling included.
+    """
     import openvino
     import torch
     from sentence_transformers import SentenceTransformer

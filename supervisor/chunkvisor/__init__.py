@@ -1,4 +1,6 @@
-"""The parent: splits the input into chunks, gives each a worker process, and assembles what they leave.
+"""The parent process of a run.
+
+It splits the input into chunks, gives each a worker process, and assembles what they leave.
 
 It imports no torch, and of the worker nothing but `chunkvisor_worker.contract`.
 """
@@ -34,7 +36,10 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are asked for: the command needs `__version__` alone, and is to be fast."""
+    """Import the public names when they are asked for.
+
+    The command needs `__version__` alone, and is to be fast.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

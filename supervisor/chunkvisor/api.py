@@ -1,7 +1,7 @@
 """The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
 
-Workers are processes, started as the command starts them: a script needs no `__main__` guard, and a notebook or a
-thread will do.
+Workers are processes, started as the command starts them: a script needs no `__main__` guard, and a
+notebook or a thread will do.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
-"""Gets the name and the details of each event, as the journal has them; what it raises ends the run.
+"""Gets the name and the details of each event, as the journal has them; what it raises ends the
+run.
 
 An `Observer`, such as `chunkvisor.show.lines.Console()`, may stand in its place.
 """
@@ -54,30 +55,44 @@ _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a w
 
 
 _MEANINGS = {
-    "texts": "A list, a generator, or a column of pandas, polars, NumPy, Arrow or datasets. None is an empty text; NaN "
+    "texts": "A list, a generator, or a column of pandas, polars, NumPy, Arrow or datasets. None "
+    "is an empty text; NaN "
     "is refused (write texts.fillna('')). An empty list gives an empty array.",
     "config_path": "A YAML config.",
     "model": "Name of a model on the hub, or the path of a model folder.",
-    "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds it done; the array is "
-    "mapped from a file there, which changes to the array leave alone. None = all is temporary, and the array is in "
+    "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds "
+    "it done; the array is "
+    "mapped from a file there, which changes to the array leave alone. None = all is temporary, "
+    "and the array is in "
     "memory.",
-    "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does in about 40 s.",
-    "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the CPU.",
-    "set": 'Values for other keys of the config, such as ["recovery.attempts=5", "workers.per_device=2"].',
+    "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does "
+    "in about 40 s.",
+    "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the "
+    "CPU.",
+    "set": 'Values for other keys of the config, such as ["recovery.attempts=5", '
+    '"workers.per_device=2"].',
     "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
-    "from_scratch": "Discard what the workdir has. Without it, and without `update`, a workdir with other texts or "
+    "from_scratch": "Discard what the workdir has. Without it, and without `update`, a workdir "
+    "with other texts or "
     "settings is refused.",
     "update": "Accept other texts than before; only new ones are encoded.",
-    "stop_after": 'Seconds, or a time such as "3h". With work left, the call raises ChunkvisorError (75).',
-    "progress": "Show the progress; None = only in a terminal or a notebook, unless on_event is given.",
-    "on_event": "A function that gets the name and the details (a dict) of each event. What it raises ends the run. "
+    "stop_after": 'Seconds, or a time such as "3h". With work left, the call raises '
+    "ChunkvisorError (75).",
+    "progress": "Show the progress; None = only in a terminal or a notebook, unless on_event is "
+    "given.",
+    "on_event": "A function that gets the name and the details (a dict) of each event. What it "
+    "raises ends the run. "
     "chunkvisor.show.lines.Console() prints what the command prints.",
 }
-"""Meanings of the arguments that are not keys of the sections `model` and `encode`; those keys have descriptions."""
+"""Meanings of the arguments that are not keys of the sections `model` and `encode`; those keys have
+descriptions."""
 
 
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap the function: its help lists the arguments, and errors speak of arguments, without our frames."""
+    """Wrap the function.
+
+    Its help lists the arguments, and errors speak of arguments, without our frames.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -85,7 +100,8 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except ChunkvisorError as error:
-            # A notebook shows the signature of every frame: what went wrong is to be in the last lines.
+            # A notebook shows the signature of every frame: what went wrong is to be in the last
+            # lines.
             error.what, error.remedy = in_python(error.what), in_python(error.remedy)
             end = error
         raise end.with_traceback(None) from None
@@ -101,9 +117,8 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
 
 def meanings(function: Callable[..., Any]) -> dict[str, str]:
     """Return what each argument of the function means, in the order of its signature."""
-    fields = (
-        EncodeConfig.model_fields | ModelConfig.model_fields
-    )  # of two `kwargs` the model's are the argument
+    # of two `kwargs` the model's are the argument
+    fields = EncodeConfig.model_fields | ModelConfig.model_fields
     known = {
         name: (field.description or "").replace("null", "None") for name, field in fields.items()
     } | _MEANINGS
@@ -133,7 +148,7 @@ _LINE = re.compile(rf"(?:/[^:\n]*)?/{_WRITTEN}:(\d+)")
 
 
 def _placed(words: str) -> str:
-    """Return news or an error with `texts[7]`, the text's place in the call, instead of its line in the file."""
+    """Return the words with `texts[7]`, the place in the call, for the line in the file."""
     return _LINE.sub(lambda found: _place_of(int(found[1]) - 1), words)
 
 
@@ -153,12 +168,14 @@ def run(
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> Report:
-    """Run the job of a config, as `chunkvisor run` does; however it ended, the same call again continues it.
+    """Run the job of a config, as `chunkvisor run` does.
 
-    Returns a Report: the final files by name, and the rows that cannot be encoded. Those are
-    NaN, or null in a table, and warned of (QuarantineWarning). Raises ChunkvisorError with the message
-    and the code of the command; KeyboardInterrupt after SIGINT, once the chunks in progress are done.
-    Signals are caught in the main thread alone.
+    However it ended, the same call again continues it.
+
+    Returns a Report: the final files by name, and the rows that cannot be encoded. Those are NaN,
+    or null in a table, and warned of (QuarantineWarning). Raises ChunkvisorError with the message
+    and the code of the command; KeyboardInterrupt after SIGINT, once the chunks in progress are
+    done. Signals are caught in the main thread alone.
     """
     loaded = load(Path(config_path), _overrides(set))
     if max_rows is not None:
@@ -197,16 +214,21 @@ def encode(
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return the vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
+    """Return the vectors of the texts, float32 of shape (texts, dimension).
 
-    >>> vectors = chunkvisor.encode(titles, model="sentence-transformers/all-MiniLM-L6-v2", workdir="cache/titles")
+    Row i belongs to text i.
 
-    Each chunk of texts is encoded in its own process, which may crash. With a `workdir` the work is kept, and the
-    same call continues it. Relative paths start in the current folder, where a plug-in `encoder` is looked for.
+    >>> model = "sentence-transformers/all-MiniLM-L6-v2"
+    >>> vectors = chunkvisor.encode(titles, model=model, workdir="cache/titles")
 
-    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError, whose attributes
-    say what happened, why, what to do, and which log to open; KeyboardInterrupt after Ctrl-C or a notebook's stop
-    button, with a `workdir` once the chunks in progress are done. News goes to the logger "chunkvisor".
+    Each chunk of texts is encoded in its own process, which may crash. With a `workdir` the work is
+    kept, and the same call continues it. Relative paths start in the current folder, where a
+    plug-in `encoder` is looked for.
+
+    Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError,
+    whose attributes say what happened, why, what to do, and which log to open; KeyboardInterrupt
+    after Ctrl-C or a notebook's stop button, with a `workdir` once the chunks in progress are done.
+    News goes to the logger "chunkvisor".
     """
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     kwargs = dict(kwargs or {})
@@ -259,7 +281,8 @@ def _place_of(index: int) -> str:
 def write_texts(given: Any, folder: Path) -> Path | None:
     """Write the texts under a name made of their digest: equal texts are the same untouched file.
 
-    None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what they raise.
+    None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError;
+    what they raise.
     """
     # To iterate a table (of pandas and polars; of datasets and pyarrow) gives no texts.
     is_table = (
@@ -272,7 +295,8 @@ def write_texts(given: Any, folder: Path) -> Path | None:
     ):
         raise config_error(
             f"texts is {type(given).__name__}, and not a list of texts",
-            "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] of a table.",
+            "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] "
+            "of a table.",
         )
     digest = hashlib.sha256()
     partial = Path()
@@ -289,7 +313,8 @@ def write_texts(given: Any, folder: Path) -> Path | None:
             if not file.tell():
                 return None
         path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
-        # A file that is equal keeps its times: the source counts as untouched, and is not read again.
+        # A file that is equal keeps its times: the source counts as untouched, and is not read
+        # again.
         if not path.exists() or not filecmp.cmp(partial, path, shallow=False):
             partial.replace(path)
     except OSError as error:
@@ -305,7 +330,8 @@ def _line(text: Any, index: int) -> bytes:
     if text is not None and not isinstance(text, str):
         raise config_error(
             f"{_place_of(index)} is not a string: {type(text).__name__} {text!r:.60}",
-            "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one of their keys).",
+            "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one "
+            "of their keys).",
         )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
@@ -321,7 +347,7 @@ def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _dimension(config: Config) -> int:
-    """Find the width of a vector as the model's folder describes it, or 0, without starting a worker."""
+    """Find the width of a vector as the model's folder says, or 0; no worker is started."""
     whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
     return min(whole or 0, config.effective_encode(OUTPUT).truncate_dim or whole or 0)
 
@@ -371,9 +397,8 @@ def _run(
     report = Report.of(request.loaded.config)
     if report.quarantined:
         words = loss_in_words(report, place, kept=request.keeps)
-        warnings.warn(
-            words, QuarantineWarning, stacklevel=4
-        )  # of the line that calls `run` or `encode`
+        # of the line that calls `run` or `encode`
+        warnings.warn(words, QuarantineWarning, stacklevel=4)
     return report
 
 
@@ -388,7 +413,10 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """Yield the folder to work in. A temporary one is removed in the end, unless a run in it has failed."""
+    """Yield the folder to work in.
+
+    A temporary one is removed in the end, unless a run in it has failed.
+    """
     place = Path(tempfile.mkdtemp(prefix="chunkvisor-") if given is None else given).absolute()
     try:
         make_folders(place, mode=0o755)
@@ -402,7 +430,8 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     except ChunkvisorError as error:
         if failed := given is None and any(place.iterdir()):
             error.add_note(
-                f"The work and the logs are in {place}: give it as workdir to continue, or remove it."
+                f"The work and the logs are in {place}: give it as workdir to continue, or remove "
+                f"it."
             )
         raise
     finally:

@@ -1,4 +1,7 @@
-"""Runs a child process and waits for it: one that reads sources, asks the hub, counts tokens, or tries out torch."""
+"""Runs a child process and waits for it.
+
+One that reads sources, asks the hub, counts tokens, or tries out torch.
+"""
 
 import math
 import os
@@ -23,10 +26,13 @@ def run_child(
     *,
     stack: bool = False,
 ) -> int:
-    """Run the command to its end, in a new session, and return its code; what it prints is appended to `log`.
+    """Run the command to its end, in a new session, and return its code.
 
-    What `on_wait` raises ends the child and is raised again. Nothing that the child has started outlives it. Raises
-    TimeoutError after `timeout_s` (with `stack`, faulthandler has put the child's stack into the log), OSError.
+    What it prints is appended to `log`.
+
+    What `on_wait` raises ends the child and is raised again. Nothing that the child has started
+    outlives it. Raises TimeoutError after `timeout_s` (with `stack`, faulthandler has put the
+    child's stack into the log), OSError.
     """
     with open(log, "ab") as stream:
         child = subprocess.Popen(

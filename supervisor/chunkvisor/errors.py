@@ -8,7 +8,10 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `chunkvisor`; docs/reference/exit-codes.md says which of them are worth a restart."""
+    """Exit codes of `chunkvisor`.
+
+    Docs/reference/exit-codes.md says which of them are worth a restart.
+    """
 
     COMPLETE = 0
     BUG = 1
@@ -35,7 +38,8 @@ class StopReason(Enum):
     ALL_BAD = "all bad"  # no text of an output can be encoded
 
 
-KEPT = "; finished work is kept"  # at the end of a remedy; a run of which nothing is kept takes it away
+# at the end of a remedy; a run of which nothing is kept takes it away
+KEPT = "; finished work is kept"
 _LABELS = {
     "what": "",
     "why": "why: ",
@@ -46,11 +50,12 @@ _LABELS = {
 
 
 class ChunkvisorError(Exception):
-    """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
+    """Why a job did not end well, for the person who reads it at 7 a.m.
 
-    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. `see` is
-    the entry of the handbook about it, which `chunkvisor explain` prints. It is the one error that the Python interface
-    raises, under the name `chunkvisor.ChunkvisorError`.
+    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a
+    sentence or two. `see` is the entry of the handbook about it, which `chunkvisor explain` prints.
+    It is the one error that the Python interface raises, under the name
+    `chunkvisor.ChunkvisorError`.
     """
 
     def __init__(
@@ -73,7 +78,10 @@ class ChunkvisorError(Exception):
 
     @property
     def outcome(self) -> str:
-        """What became of the attempt that ended the run, such as `crashed`; empty if no attempt did."""
+        """What became of the attempt that ended the run, such as `crashed`.
+
+        Empty if no attempt did.
+        """
         from chunkvisor_worker.contract.exits import Outcome
         from chunkvisor_worker.contract.rules import RULES
 
@@ -86,7 +94,8 @@ class ChunkvisorError(Exception):
         return "\n".join(self.lines())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process pool.
+        # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process
+        # pool.
         return halt_of, (self.details(),)
 
     def lines(self) -> list[str]:
@@ -106,9 +115,12 @@ Halt = ChunkvisorError  # what the program itself calls it: the end of a run in 
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
-    """Return the message of an error from its `details`, as they stand in the journal; nothing for an end without one.
+    """Return the message of an error from its `details`, as they stand in the journal.
 
-    A log without a word (a killed worker writes none) is said to be empty; if a worker ended well, it is not named.
+    Nothing for an end without one.
+
+    A log without a word (a killed worker writes none) is said to be empty; if a worker ended well,
+    it is not named.
     """
     words = {
         name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)
@@ -129,7 +141,10 @@ def is_empty(log: str) -> bool:
 
 
 def halt_of(details: Mapping[str, Any]) -> Halt:
-    """Return the Halt of these `details`. Raises KeyError, TypeError or ValueError if they are not those of one."""
+    """Return the Halt of these `details`.
+
+    Raises KeyError, TypeError or ValueError if they are not those of one.
+    """
     log = Path(details["log"]) if details["log"] else None
     words = {key: details[key] for key in ("why", "remedy", "see")}
     return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
@@ -149,7 +164,8 @@ def no_workdir(path: Path) -> Halt:
     made = path.with_suffix("")
     if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
         return config_error(
-            f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder",
+            f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work "
+            f"folder",
             f"Nothing is left to do; {to_check(made)}",
         )
     return config_error(

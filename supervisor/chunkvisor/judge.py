@@ -1,4 +1,7 @@
-"""Judges attempts: whether a living worker still makes progress, and what became of one that has ended. Pure."""
+"""Judges attempts.
+
+Whether a living worker still makes progress, and what became of one that has ended. Pure.
+"""
 
 import signal
 from dataclasses import replace
@@ -17,17 +20,16 @@ from chunkvisor_worker.contract.taxonomy import (
     read_oom,
 )
 
+# pause before the second try; it doubles with each further one, up to the other
 BACKOFF_S, BACKOFF_MAX_S = (
     0.5,
     60.0,
-)  # pause before the second try; it doubles with each further one, up to the other
-STATUS_LOST = (
-    1 << 16
-)  # return code of a worker whose exit status is not known; no process can have it
+)
+# return code of a worker whose exit status is not known; no process can have it
+STATUS_LOST = 1 << 16
 NODE_LOST = STATUS_LOST + 1  # return code of a worker whose machine, or the way to it, was lost
-NEARLY_FULL_BYTES = (
-    16 << 20
-)  # with less free space, a SIGBUS means that a mapped write met a full disk
+# with less free space, a SIGBUS means that a mapped write met a full disk
+NEARLY_FULL_BYTES = 16 << 20
 ONE_ROW = Limits(rows=1)
 
 
@@ -46,7 +48,10 @@ def backoff_s(tries: int) -> float:
 
 
 def pause_s(waited_s: float, limit_s: float) -> float:
-    """Say how long to pause in a wait that has lasted so long: seconds at first, a minute later, not past the limit."""
+    """Say how long to pause in a wait that has lasted so long.
+
+    Seconds at first, a minute later, not past the limit.
+    """
     return min(BACKOFF_MAX_S, 1 + waited_s / 10, max(0.1, limit_s - waited_s))
 
 
@@ -57,20 +62,29 @@ _WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
 @frozen
 class Pulse:
-    """A worker's signs of life, timed by the parent's own clock: the worker's may lie or stand still."""
+    """A worker's signs of life, timed by the parent's own clock.
+
+    The worker's may lie or stand still.
+    """
 
     started_s: float  # when the start-up time began to count
     changed_s: float  # when the last new beat was seen
     beat: Beat | None = None
 
     def seen(self, beat: Beat | None, now_s: float) -> "Pulse":
-        """The pulse after the beat file was read; None, or the beat seen before, is no sign of life."""
+        """The pulse after the beat file was read.
+
+        None, or the beat seen before, is no sign of life.
+        """
         if beat is None or (self.beat is not None and beat.seq == self.beat.seq):
             return self
         return replace(self, beat=beat, changed_s=now_s)
 
     def let_go(self, now_s: float, waited_s: float) -> "Pulse":
-        """The pulse when the gate opens after `waited_s` at it: start-up time continues from there."""
+        """The pulse when the gate opens after `waited_s` at it.
+
+        Start-up time continues from there.
+        """
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
     @property
@@ -79,7 +93,10 @@ class Pulse:
         return self.beat.phase if self.beat else Phase.START
 
     def overdue(self, now_s: float, recovery: RecoveryConfig) -> str:
-        """Why the worker, which does not wait at the gate, is to be ended; empty while there is no reason."""
+        """Why the worker, which does not wait at the gate, is to be ended.
+
+        Empty while there is no reason.
+        """
         silent_s = now_s - self.changed_s
         age_s = now_s - self.started_s
         if self.phase in _WORKING:
@@ -90,7 +107,10 @@ class Pulse:
                 else ""
             )
         if age_s > recovery.startup_timeout:
-            return f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, startup_timeout)"
+            return (
+                f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, "
+                f"startup_timeout)"
+            )
         return ""
 
 
@@ -114,17 +134,16 @@ class Verdict:
     outcome: Outcome
     reason: str  # one sentence for the person
     remedy: str = ""
-    rule: str = ""  # which row of the taxonomy, if one matched; docs/reference/failures.md has an entry for each
-    exit_code: int | None = (
-        None  # the run's, if this fault ends it; None = the policy's own for the outcome
-    )
-    smaller_batch_helps: bool = (
-        True  # False if the memory that ran out has nothing to do with batches
-    )
+    rule: str = ""
+    """Which row of the taxonomy, if one matched; docs/reference/failures.md has an entry for
+    each."""
+    exit_code: int | None = None
+    """The run's, if this fault ends it; None = the policy's own for the outcome."""
+    smaller_batch_helps: bool = True
+    """False if the memory that ran out has nothing to do with batches."""
     row_can_cause: bool = False
-    bad_rows: tuple[
-        int, ...
-    ] = ()  # positions, in the attempt, of rows with bad vectors, if all others are good
+    bad_rows: tuple[int, ...] = ()
+    """Positions, in the attempt, of rows with bad vectors, if all others are good."""
     asked_for: bool = False  # an interruption that the parent itself brought about
     limits: Limits = ONE_ROW
     batch_rows: int = 0
@@ -132,9 +151,8 @@ class Verdict:
     phase: Phase | None = None
     rows_done: int = 0  # texts that had their vectors before it happened
     wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
-    figures: OomFigures | None = (
-        None  # of the GPU's memory, if torch's message of running out of it has them
-    )
+    figures: OomFigures | None = None
+    """Of the GPU's memory, if torch's message of running out of it has them."""
     on_cpu: bool = False  # the worker was given no GPU
 
     @property
@@ -149,7 +167,10 @@ class Verdict:
 
     @property
     def see(self) -> str:
-        """The handbook's entry about it: its rule, or what became of the attempt if no rule knew it."""
+        """The handbook's entry about it.
+
+        Its rule, or what became of the attempt if no rule knew it.
+        """
         return self.rule or str(self.outcome)
 
     @property
@@ -188,19 +209,16 @@ class EndedBy(StrEnum):
 class Evidence:
     """All that is known of an ended attempt."""
 
-    returncode: (
-        int | None
-    )  # as subprocess gives it; STATUS_LOST or NODE_LOST; None = found at a resume
+    returncode: int | None
+    """As subprocess gives it; STATUS_LOST or NODE_LOST; None = found at a resume."""
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""  # in words, if the parent ended it, or its machine was lost
     result: Result | None = None  # only if it answers the attempt's own spec
-    vectors_problem: str | None = (
-        None  # of the vectors that the result speaks of; None = they are verified
-    )
+    vectors_problem: str | None = None
+    """Of the vectors that the result speaks of; None = they are verified."""
     bad_rows: tuple[int, ...] = ()  # positions of the rows that are wrong, if nothing else is
-    other_dimension: bool = (
-        False  # they have not the dimension of those before: one text's doing, or all of theirs
-    )
+    other_dimension: bool = False
+    """They have not the dimension of those before: one text's doing, or all of theirs."""
     fault: Fault | None = None
     beat: Beat | None = None
     log_tail: str = ""
@@ -211,7 +229,8 @@ class Evidence:
 
 
 _OTHER_DIMENSION = (
-    "One model gives vectors of one dimension: correct the encoder. If the chunks that are done are the wrong ones, "
+    "One model gives vectors of one dimension: correct the encoder. If the chunks that are done "
+    "are the wrong ones, "
     "start over with --from-scratch."
 )
 
@@ -238,9 +257,11 @@ def judge(evidence: Evidence) -> Verdict:
 def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
     code = evidence.returncode
     if evidence.result is not None and evidence.vectors_problem is None:
-        # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats the status.
+        # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats
+        # the status.
         return base
-    # Before any cause: what the parent has ended says nothing of texts or devices, whatever it left.
+    # Before any cause: what the parent has ended says nothing of texts or devices, whatever it
+    # left.
     if evidence.ended_by is EndedBy.STOP:
         return replace(
             base, outcome=Outcome.INTERRUPTED, reason="stopped with the run", asked_for=True
@@ -264,7 +285,8 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
             row_can_cause=bool(evidence.bad_rows) or other,
             bad_rows=evidence.bad_rows,
         )
-    # Its own record knows the exception and the phase; a log and an exit code are guesses next to it.
+    # Its own record knows the exception and the phase; a log and an exit code are guesses next to
+    # it.
     if evidence.fault is not None:
         return _diagnosed(base, diagnose(evidence.fault))
     return _without_record(evidence, base, code, at_texts=at_texts)
@@ -311,7 +333,8 @@ def _without_record(
     return replace(
         base,
         outcome=Outcome.DISK_FULL if is_disk else Outcome.CRASHED,
-        reason=f"ended with {describe_exit(code)} and left no record{': the disk is full or failing' * is_disk}",
+        reason=f"ended with {describe_exit(code)} and left no "
+        f"record{': the disk is full or failing' * is_disk}",
         exit_code=DISK if is_disk else None,
         row_can_cause=code < 0 or at_texts,
     )

@@ -1,7 +1,10 @@
-"""Everything that is printed goes through here: nothing in it steers a terminal, and one that is closed ends nothing.
+"""Everything that is printed goes through here.
 
-A file name, a cell of a source or a message of a library may hold escape sequences. What people or programs have asked
-for goes to standard output; if that cannot take it, it is an error. Standard error is only news: it may be gone.
+Nothing in it steers a terminal, and one that is closed ends nothing.
+
+A file name, a cell of a source or a message of a library may hold escape sequences. What people or
+programs have asked for goes to standard output; if that cannot take it, it is an error. Standard
+error is only news: it may be gone.
 """
 
 import contextlib
@@ -57,7 +60,10 @@ def unwritten(error: OSError) -> Halt:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write text that is known to be harmless, with a question mark for what the stream cannot take. Raises OSError."""
+    """Write harmless text, with question marks for what the stream cannot take.
+
+    Raises OSError.
+    """
     if stream is None or stream.closed:
         return
     if stream.encoding is not None and stream.errors in (None, "strict"):  # LC_ALL=C has no umlauts
@@ -70,7 +76,10 @@ def write(stream: TextIO | None, text: str) -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask a person for a yes or a no on standard error. Raises click.Abort for an end of the input."""
+    """Ask a person for a yes or a no on standard error.
+
+    Raises click.Abort for an end of the input.
+    """
     import click  # late: `import chunkvisor` is to be light
 
     return click.confirm(printable(question), err=True)
@@ -79,7 +88,8 @@ def confirmed(question: str) -> bool:
 def open_standard_streams() -> None:
     """Put /dev/null in the place of a standard stream that is closed (`2>&-`).
 
-    Else the next file that is opened, a journal say, would be standard error, and get what libraries print.
+    Else the next file that is opened, a journal say, would be standard error, and get what
+    libraries print.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

@@ -1,4 +1,7 @@
-"""What `chunkvisor.run` hands back: the final files of a finished run, and the rows that have no vector."""
+"""What `chunkvisor.run` hands back.
+
+The final files of a finished run, and the rows that have no vector.
+"""
 
 import shlex
 from collections.abc import Callable
@@ -101,7 +104,9 @@ class Report:
 def loss_in_words(
     report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True
 ) -> str:
-    """Say how many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
+    """Say how many rows have no vector, which first, why, and where all are listed.
+
+    The list is named if it is `kept`.
 
     `place` is what the caller of `encode` calls the text of a row.
     """

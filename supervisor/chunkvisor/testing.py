@@ -1,7 +1,9 @@
-"""Faults on purpose, for integration tests of pipelines and for the fire drill: one at a chosen chunk.
+"""Faults on purpose, for integration tests of pipelines and for the fire drill.
 
-An environment variable, set for as long as the block lasts, tells the workers; no workdir or config is changed.
-`chunkvisor_worker.drill` brings the faults about, under the same names.
+One at a chosen chunk.
+
+An environment variable, set for as long as the block lasts, tells the workers; no workdir or config
+is changed. `chunkvisor_worker.drill` brings the faults about, under the same names.
 """
 
 import contextlib
@@ -32,7 +34,8 @@ class DrillFault:
 
     name: str
     what: str  # how it is provoked, in a few words
-    seen_as: str  # the outcome of the struck attempt; for a killed run, the state that `status` must show
+    seen_as: str
+    """The outcome of the struck attempt; for a killed run, the state that `status` must show."""
     exit_code: ExitCode = ExitCode.COMPLETE
     """Of the struck run; after any code but 0 and 3, the same run again must complete."""
 
@@ -100,24 +103,29 @@ class Provoked:
     chunk: int
     output: str | None
     struck: int = 0
-    """In how many attempts it has struck, once the block is over; for `poison-row` 1, however many meet it."""
+    """In how many attempts it has struck, once the block is over; for `poison-row` 1, however many
+    meet it."""
 
 
 @contextlib.contextmanager
 def fault(
     name: str, *, chunk: int, output: str | None = None, times: int = 1
 ) -> Iterator[Provoked]:
-    """In this block, the workers of the chunk meet a fault: `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
+    """In this block, the workers of the chunk meet a fault.
 
-    `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/checks.md has all) or an outcome ("gpu_oom",
-    "hung"); `chunk` is counted from 0; `output` names one, None = any; `times` says in how many attempts it strikes,
-    the first of the chunk and those that follow. "poison-row" strikes wherever the first text of the chunk is.
+    `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
 
-    It holds for `chunkvisor.run` and `chunkvisor.encode`, and for the commands that the block starts, on this machine:
-    not for the nodes of a cluster. Nothing of it is left afterwards. Blocks may be nested.
+    `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/checks.md has all) or an
+    outcome ("gpu_oom", "hung"); `chunk` is counted from 0; `output` names one, None = any; `times`
+    says in how many attempts it strikes, the first of the chunk and those that follow. "poison-row"
+    strikes wherever the first text of the chunk is.
 
-    Raises ChunkvisorError (2) for a name that is not known, and AssertionError at the end of a block in which the
-    fault never struck: such a test would show nothing.
+    It holds for `chunkvisor.run` and `chunkvisor.encode`, and for the commands that the block
+    starts, on this machine: not for the nodes of a cluster. Nothing of it is left afterwards.
+    Blocks may be nested.
+
+    Raises ChunkvisorError (2) for a name that is not known, and AssertionError at the end of a
+    block in which the fault never struck: such a test would show nothing.
     """
     names = {each: each for each in NAMES} | {
         str(outcome): each for outcome, each in _BY_OUTCOME.items()
@@ -149,6 +157,8 @@ def fault(
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(
-            f"the fault {provoked.name} never struck: in this block, no worker of this machine reached it in chunk "
-            f"{chunk}{of_output}; chunks are counted from 0, and a finished one is not encoded again"
+            f"the fault {provoked.name} never struck: in this block, no worker of this machine "
+            f"reached it in chunk "
+            f"{chunk}{of_output}; chunks are counted from 0, and a finished one is not encoded "
+            f"again"
         )

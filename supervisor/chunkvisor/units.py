@@ -1,4 +1,7 @@
-"""Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
+"""Sizes, times and lists in words, as a person reads them at a glance.
+
+JSON and journals have plain numbers.
+"""
 
 import difflib
 import time
@@ -37,7 +40,10 @@ def listed(items: Sequence[str], most: int) -> str:
 
 
 def which_rows(rows: Sequence[int], most: int = 5) -> str:
-    """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`: at most that many ranges of rows that rise."""
+    """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`.
+
+    At most that many ranges of rows that rise.
+    """
     ranges = list[tuple[int, int]]()
     for row in rows:
         if ranges and row == ranges[-1][1] + 1:

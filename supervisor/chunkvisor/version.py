@@ -1,3 +1,3 @@
-"""The version of chunkvisor, apart from the package's own `__init__`, which no module of it imports."""
+"""The version of chunkvisor, in a module that imports nothing."""
 
 __version__ = "0.1.0"

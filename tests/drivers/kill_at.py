@@ -1,17 +1,21 @@
-"""Runs a command and kills it with SIGKILL at one call after another, without a hook in the product.
+"""Runs a command and kills it with SIGKILL at one call after another, without a hook in the
+product.
 
     python -P -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
 
-A TARGET is a function as `module:name`. A copy of the folder TEMPLATE, with its config.yaml, is run again and again;
-each run is killed at the first call of a target that no run before was killed at, until one comes to its end. With
-`each`, a copy of what every killed run leaves is also run undisturbed. One JSON line a run goes to standard output:
-`folder`, `call` (empty for the last), and of the run that was not killed `returncode` and `stderr`.
+A TARGET is a function as `module:name`. A copy of the folder TEMPLATE, with its config.yaml, is run
+again and again; each run is killed at the first call of a target that no run before was killed at,
+until one comes to its end. With `each`, a copy of what every killed run leaves is also run
+undisturbed. One JSON line a run goes to standard output: `folder`, `call` (empty for the last), and
+of the run that was not killed `returncode` and `stderr`.
 
-Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
-The command is that in KILL_AT_COMMAND, in the folder. With KILL_AT_SHARE=3:x only about a third of the calls are
-deadly, by a lot that x decides; with KILL_AT_MOST, so many at most.
+Calls are told apart by their arguments; of keyword arguments only the values of those named in
+KILL_AT_KEYS count. The command is that in KILL_AT_COMMAND, in the folder. With KILL_AT_SHARE=3:x
+only about a third of the calls are deadly, by a lot that x decides; with KILL_AT_MOST, so many at
+most.
 
-Runs are forked from this process, which has imported everything already: hundreds of them take seconds.
+Runs are forked from this process, which has imported everything already: hundreds of them take
+seconds.
 """
 
 import functools

@@ -1,7 +1,9 @@
-"""Stands in for `chunkvisor` where only its exit codes and its heed of signals matter; bare Python, to be quick.
+"""Stands in for `chunkvisor` where only its exit codes and its heed of signals matter; bare Python,
+to be quick.
 
-CODES has the exit code of each call, the last one for all that follow. TERMS is how many SIGTERM it takes to end one.
-Its folder, the current one, gets a line in `calls` for each call, and `terms` for each SIGTERM.
+CODES has the exit code of each call, the last one for all that follow. TERMS is how many SIGTERM it
+takes to end one. Its folder, the current one, gets a line in `calls` for each call, and `terms` for
+each SIGTERM.
 """
 
 import os

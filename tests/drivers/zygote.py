@@ -1,10 +1,11 @@
-"""Forks workers and commands for the tests, from an interpreter that has imported what they import; see forking.py.
+"""Forks workers and commands for the tests, from an interpreter that has imported what they import;
+see forking.py.
 
     zygote.py worker|model|command|gpu FD
 
-Each order on the socket FD is answered by the new process itself, as soon as it is what a new interpreter would be: a
-session of its own, the environment and the streams of the order, and a parent that is not this process but the one
-whose child this process is (CLONE_PARENT, clone(2)).
+Each order on the socket FD is answered by the new process itself, as soon as it is what a new
+interpreter would be: a session of its own, the environment and the streams of the order, and a
+parent that is not this process but the one whose child this process is (CLONE_PARENT, clone(2)).
 """
 
 import array
@@ -28,7 +29,8 @@ from typing import Any, NoReturn
 MARK = "CHUNKVISOR_TEST"
 """Every process that a test starts bears it."""
 ROOM = "CHUNKVISOR_TEST_ROOM"
-"""A variable that is long, so that there is room for another environment where /proc shows a zygote's."""
+"""A variable that is long, so that there is room for another environment where /proc shows a
+zygote's."""
 ROOM_FILLED = "." * (32 << 10)
 COMMAND = "chunkvisor.cli"
 """In an order, in the place of a module: the command line."""
@@ -41,7 +43,8 @@ _ENV_START, _ENV_END = 50, 51
 
 def umask() -> int:
     """Of this process."""
-    # os.umask would have to change it for a moment, in which another thread may make a file (proc(5), since Linux 4.7).
+    # os.umask would have to change it for a moment, in which another thread may make a file
+    # (proc(5), since Linux 4.7).
     with open("/proc/self/status", "rb") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith(b"Umask:"))
 
@@ -62,7 +65,8 @@ def prepare(kind: str) -> None:
         importlib.import_module(module)
     if kind in ("gpu", "model"):
         prepare_models()
-    # At its end a child would look through all that was imported, and so copy its pages: most of what it costs.
+    # At its end a child would look through all that was imported, and so copy its pages: most of
+    # what it costs.
     gc.collect()
     gc.freeze()
 
@@ -78,7 +82,9 @@ def prepare_models() -> None:
 
 
 def fork_sibling() -> int:
-    """As os.fork, but the child is a child of this process's parent; its pid is no business of ours."""
+    """As os.fork, but the child is a child of this process's parent; its pid is no business of
+    ours.
+    """
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     # Not by ctypes.CDLL, which would let go of the GIL: the child would have to get it back.
@@ -104,7 +110,9 @@ def next_order(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
-    """Fork for each order; ends with the socket. Returns in the forked processes only, with their order."""
+    """Fork for each order; ends with the socket. Returns in the forked processes only, with their
+    order.
+    """
     path = [
         each for each in sys.path if each not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
     ]
@@ -148,7 +156,9 @@ def become(order: dict[str, Any], path: list[str], streams: list[int]) -> None:
 
 
 def show_environment(environment: dict[str, str]) -> None:
-    """Write it where others see it, in /proc/PID/environ: by what is in it, orphans of a run are found."""
+    """Write it where others see it, in /proc/PID/environ: by what is in it, orphans of a run are
+    found.
+    """
     shown = as_shown(environment)
     with open("/proc/self/stat", encoding="utf-8") as file:
         numbers = file.read().rpartition(")")[2].split()
@@ -179,7 +189,9 @@ def play(order: dict[str, Any]) -> None:
 
 
 def end(code: int) -> None:
-    """As the interpreter does it, but for taking down what was imported: every page of that would be copied first."""
+    """As the interpreter does it, but for taking down what was imported: every page of that would
+    be copied first.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls first
     atexit._run_exitfuncs()
     try:

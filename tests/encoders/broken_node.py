@@ -1,4 +1,5 @@
-"""An encoder that fails wherever BROKEN_NODE is in the environment; elsewhere it waits until that has failed thrice.
+"""An encoder that fails wherever BROKEN_NODE is in the environment; elsewhere it waits until that
+has failed thrice.
 
 `model.kwargs.notes` is the folder where the failures are noted.
 """

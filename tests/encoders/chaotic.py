@@ -1,9 +1,11 @@
-"""An encoder that misbehaves by chance: what it does is a hash of seed, run and attempt, so a seed says it all.
+"""An encoder that misbehaves by chance: what it does is a hash of seed, run and attempt, so a seed
+says it all.
 
-`chaos.json` in the config's folder holds `seed`, `run`, `rate` (share of attempts that misbehave) and `poison` (share
-of texts that no attempt of the run can encode: half of them crash it, half come out as NaN); without the file the
-encoder does what good.py does. Before anything happens, its name is appended as a line to `injected` there.
-`model.kwargs` must be {"plan": {}}: the misbehaviours are those of misbehaving.py, whose own plan stays empty.
+`chaos.json` in the config's folder holds `seed`, `run`, `rate` (share of attempts that misbehave)
+and `poison` (share of texts that no attempt of the run can encode: half of them crash it, half come
+out as NaN); without the file the encoder does what good.py does. Before anything happens, its name
+is appended as a line to `injected` there. `model.kwargs` must be {"plan": {}}: the misbehaviours
+are those of misbehaving.py, whose own plan stays empty.
 """
 
 import hashlib
@@ -40,7 +42,8 @@ WEIGHTS = {
         ("sleep_after", "leave_a_thread", "import_error", "no_gpu", "remove_the_attempt"), 1
     ),
 }
-"""What happens, by how often. Left out is what nobody could tell from the truth: other vectors in the right shape."""
+"""What happens, by how often. Left out is what nobody could tell from the truth: other vectors in
+the right shape."""
 
 FALSE = {
     "false_digest": lie(digest="0" * 64),

@@ -1,4 +1,5 @@
-"""An encoder whose first batch fails while a local holds what aborts when it is freed: pinned memory, say."""
+"""An encoder whose first batch fails while a local holds what aborts when it is freed: pinned
+memory, say."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""An encoder for which a text that begins with "do " is an order: it ends its worker, or fails, in the way it names.
+"""An encoder for which a text that begins with "do " is an order: it ends its worker, or fails, in
+the way it names.
 
-`do exit N`, `do signal N`, `do raise CLASS`, `do quote WORDS` (an error of its own that quotes the text), `do cuda N`,
-`do fit N` (larger batches run out of memory), `do nan`. More words may follow.
+`do exit N`, `do signal N`, `do raise CLASS`, `do quote WORDS` (an error of its own that quotes the
+text), `do cuda N`, `do fit N` (larger batches run out of memory), `do nan`. More words may follow.
 """
 
 import errno
@@ -13,7 +14,10 @@ import numpy as np
 
 AcceleratorError = type("AcceleratorError", (RuntimeError,), {"__module__": "torch"})
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
-CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+CPU_ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried"
+)
 RAISED = {
     "MemoryError": lambda: MemoryError(),
     "ENOMEM": lambda: OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),

@@ -1,4 +1,5 @@
-"""An encoder that is another one as soon as the file `model.kwargs.changed` is there: right length, other direction."""
+"""An encoder that is another one as soon as the file `model.kwargs.changed` is there: right length,
+other direction."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Stands in for a model on a GPU: waits a moment for each chunk, and dies on one of the devices if told to.
+"""Stands in for a model on a GPU: waits a moment for each chunk, and dies on one of the devices if
+told to.
 
-`model.kwargs.faulty` is that device's UUID (or every), and `fault` the CUDA error, [code, text]; `at` is encode or
-load.
+`model.kwargs.faulty` is that device's UUID (or every), and `fault` the CUDA error, [code, text];
+`at` is encode or load.
 """
 
 import os

@@ -1,7 +1,8 @@
 """An encoder that runs out of GPU memory as `model.kwargs` say, with torch's own words.
 
-`message` is raised `at` load (by the factory) or encode, there for calls of more than `fits` rows a batch, and as long
-as the file `full` lies in the folder `notes` (where there is no `notes`: always).
+`message` is raised `at` load (by the factory) or encode, there for calls of more than `fits` rows a
+batch, and as long as the file `full` lies in the folder `notes` (where there is no `notes`:
+always).
 """
 
 from pathlib import Path

@@ -1,9 +1,11 @@
-"""Encoders that die, hang and lie as they are told to, chunk by chunk; otherwise they do what good.py does.
+"""Encoders that die, hang and lie as they are told to, chunk by chunk; otherwise they do what
+good.py does.
 
-`model.kwargs.plan` maps "OUTPUT/CHUNK" to "NAME@MOMENT", NAME one of MISBEHAVIOURS and MOMENT one of import, load,
-encode (the first call) and second (the second call). `model.kwargs.times` says in how many attempts at the chunk it
-happens (null = in all); `model.kwargs.fits` maps "OUTPUT/CHUNK" to the largest batch that the simulated GPU holds.
-With BEHAVE=1 in the environment nothing happens: the cause is mended.
+`model.kwargs.plan` maps "OUTPUT/CHUNK" to "NAME@MOMENT", NAME one of MISBEHAVIOURS and MOMENT one
+of import, load, encode (the first call) and second (the second call). `model.kwargs.times` says in
+how many attempts at the chunk it happens (null = in all); `model.kwargs.fits` maps "OUTPUT/CHUNK"
+to the largest batch that the simulated GPU holds. With BEHAVE=1 in the environment nothing happens:
+the cause is mended.
 """
 
 import contextlib

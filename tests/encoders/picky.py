@@ -1,4 +1,5 @@
-"""An encoder that has no vector for texts that begin with "bad", unless a file `mended` lies beside it."""
+"""An encoder that has no vector for texts that begin with "bad", unless a file `mended` lies beside
+it."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""An encoder whose vectors depend on the process, like those of a model that lacks weights; `steady` is its twin."""
+"""An encoder whose vectors depend on the process, like those of a model that lacks weights;
+`steady` is its twin."""
 
 import hashlib
 import os

@@ -1,9 +1,10 @@
 """An encoder that plays the faults laid out for it, and writes down what it was asked.
 
-Copied into the config's folder. A file `faults/<text>` there names what happens when that text comes; it is removed
-before it happens, so once, unless the name of the fault ends in an exclamation mark; after a space another one may
-follow, for the next time. "nan" is played on the vector; "nan_beside" only while other texts are in the call. `oom!`
-spares batches of one text. Each call of `encode` appends its texts as one line to `calls.jsonl`.
+Copied into the config's folder. A file `faults/<text>` there names what happens when that text
+comes; it is removed before it happens, so once, unless the name of the fault ends in an exclamation
+mark; after a space another one may follow, for the next time. "nan" is played on the vector;
+"nan_beside" only while other texts are in the call. `oom!` spares batches of one text. Each call of
+`encode` appends its texts as one line to `calls.jsonl`.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Each worker writes its vectors only when the next one computes: `model.kwargs.notes` is where they tell."""
+"""Each worker writes its vectors only when the next one computes: `model.kwargs.notes` is where
+they tell."""
 
 import time
 from pathlib import Path

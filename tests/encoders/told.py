@@ -1,6 +1,8 @@
-"""An encoder that does what its text tells it: "kill_template 3" has `kill_template` happen, the first time it comes.
+"""An encoder that does what its text tells it: "kill_template 3" has `kill_template` happen, the
+first time it comes.
 
-`model.kwargs.notes` is a folder for marks. While it encodes it holds the file `device` there: two at once would fail.
+`model.kwargs.notes` is a folder for marks. While it encodes it holds the file `device` there: two
+at once would fail.
 """
 
 import ctypes

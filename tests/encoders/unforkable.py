@@ -32,7 +32,8 @@ def start_thread():
 
 
 def start_jemalloc():
-    # What counts is the name that the kernel shows; jemalloc's own thread is made by importing pyarrow, say.
+    # What counts is the name that the kernel shows; jemalloc's own thread is made by importing
+    # pyarrow, say.
     def be_named():
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("jemalloc_bg_thd")
         named.set()

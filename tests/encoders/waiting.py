@@ -1,4 +1,5 @@
-"""An encoder that waits, in the chunk `model.kwargs.chunk`, until a file `release` lies beside the config.
+"""An encoder that waits, in the chunk `model.kwargs.chunk`, until a file `release` lies beside the
+config.
 
 The chunks come to the gate in their order, however busy the machine is.
 """

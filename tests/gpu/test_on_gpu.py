@@ -1,4 +1,5 @@
-"""What only a real GPU can show: vectors, faults that end their own process and cost no row, drill and doctor.
+"""What only a real GPU can show: vectors, faults that end their own process and cost no row, drill
+and doctor.
 
 Nothing here imports torch: it is what runs on the GPU, in processes of its own.
 """
@@ -99,7 +100,9 @@ class GpuPlace(Workplace):
         return found
 
     def check_rows(self) -> None:
-        """Every row is there, in its place: the vectors went through the memory of the GPU and back."""
+        """Every row is there, in its place: the vectors went through the memory of the GPU and
+        back.
+        """
         np.testing.assert_array_equal(self.vectors(), expected(TEXTS))
 
     def lowered(self) -> list[int]:
@@ -132,7 +135,9 @@ def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fault_in_one_chunk_is_not_felt_in_the_next(
     place: GpuPlace, trouble: str, code: int
 ) -> None:
-    """A genuine CUDA fault breaks its process for every later call; the next process computes as if nothing was."""
+    """A genuine CUDA fault breaks its process for every later call; the next process computes as if
+    nothing was.
+    """
     place.configure(model__kwargs={"trouble": {"1": trouble}}, chunk__size=64)
     assert place.complete() == [(1, "device_fault")]
     place.check_rows()
@@ -149,7 +154,9 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(
 
 
 def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> None:
-    """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
+    """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and
+    finishes.
+    """
     share = 400 * MIB / (smi("memory.total") << 20)
     setting = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
     place.configure(
@@ -162,10 +169,11 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> 
 
 
 def test_cublas_without_memory_counts_as_out_of_memory(place: GpuPlace) -> None:
-    """A GPU that is full when cuBLAS wants its workspace: CUBLAS_STATUS_ALLOC_FAILED, and a smaller batch."""
-    env = {
-        "CUBLAS_WORKSPACE_CONFIG": ":0:0"
-    }  # no workspace, which torch's allocator would be asked for
+    """A GPU that is full when cuBLAS wants its workspace: CUBLAS_STATUS_ALLOC_FAILED, and a smaller
+    batch.
+    """
+    # no workspace, which torch's allocator would be asked for
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}
     place.configure(model__kwargs={"trouble": {"1": "no_room_for_cublas"}}, env=env)
     assert place.complete() == [(1, "gpu_oom")]
     place.check_rows()
@@ -194,7 +202,9 @@ def test_what_counts_is_that_cuda_works(place: GpuPlace) -> None:
 
 
 def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:
-    """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next one computes."""
+    """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next
+    one computes.
+    """
     place.configure(model__kwargs={"trouble": {"1": "spin"}}, recovery__stall_timeout=15)
     assert place.complete() == [(1, "hung")]
     place.check_rows()
@@ -204,7 +214,9 @@ def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:
 
 
 def test_vectors_are_those_of_plain_encode(place: GpuPlace, minilm_path: Path, plain: Path) -> None:
-    """MiniLM's are those of `SentenceTransformer.encode` within 1e-5, forked or not; in half precision nearly so."""
+    """MiniLM's are those of `SentenceTransformer.encode` within 1e-5, forked or not; in half
+    precision nearly so.
+    """
     other = np.load(plain)
     for number, (start, dtype, least) in enumerate(
         [
@@ -249,7 +261,9 @@ def test_the_drill_recovers(place: GpuPlace, minilm_path: Path) -> None:
 
 
 def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> None:
-    """Dtypes, kinds of attention, budgets and a second worker; half precision as the capability of the card allows."""
+    """Dtypes, kinds of attention, budgets and a second worker; half precision as the capability of
+    the card allows.
+    """
     place.configure(minilm_path)
     ended = place.call("tune", str(place.config_path), "--json")
     assert ended.returncode == 0, ended.stderr

@@ -1,13 +1,15 @@
-"""Fails every call of a run that touches a file, one after the other: `python -m tests.iofault --scenario plain`.
+"""Fails every call of a run that touches a file, one after the other: `python -m tests.iofault
+--scenario plain`.
 
-Each fails with each error that it can return, once or for good by lot (`--seed`), and it is looked at what the run
-makes of it: see sweep.py. `--part 3/100` plays a hundredth of that, `--errors 1` one error of each call;
-`--position '…' --error EIO --for-good` one trial, with all that is said.
+Each fails with each error that it can return, once or for good by lot (`--seed`), and it is looked
+at what the run makes of it: see sweep.py. `--part 3/100` plays a hundredth of that, `--errors 1`
+one error of each call; `--position '…' --error EIO --for-good` one trial, with all that is said.
 
-shim.c, a library for LD_PRELOAD, stands in the place of the calls of libc, so that Python, numpy and DuckDB are seen
-alike. A position is the role of a process, the kind of the call, its path below the folder of the run (`*` for what
-differs from run to run) and which time it is: so it is found again though processes run at the same time. forked.py
-forks children from a process that has imported everything; so imports are the one thing that never fails here.
+shim.c, a library for LD_PRELOAD, stands in the place of the calls of libc, so that Python, numpy
+and DuckDB are seen alike. A position is the role of a process, the kind of the call, its path below
+the folder of the run (`*` for what differs from run to run) and which time it is: so it is found
+again though processes run at the same time. forked.py forks children from a process that has
+imported everything; so imports are the one thing that never fails here.
 """
 
 import argparse
@@ -69,7 +71,10 @@ def main() -> int:
                     flush=True,
                 )
     ends = ", ".join(f"{number} x {code}" for code, number in sorted(codes.items()))
-    said = f"{codes.total()} trials, {wrong} wrong; exit codes {ends}; {missed} did not come by their call"
+    said = (
+        f"{codes.total()} trials, {wrong} wrong; exit codes {ends}; {missed} did not come by their "
+        f"call"
+    )
     print(f"{options.scenario}: {said}", flush=True)
     return 1 if wrong else 0
 
@@ -80,7 +85,8 @@ def chosen(positions: list[Position], options: argparse.Namespace) -> list[Trial
         return [Trial(Position.parse(options.position), options.error, options.for_good)]
     kinds = Counter(f"{each.role} {each.kind}" for each in positions)
     print(
-        f"{kinds.total()} positions: {', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}",
+        f"{kinds.total()} positions: "
+        f"{', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}",
         flush=True,
     )
     number, count = (int(word) for word in options.part.split("/"))
@@ -102,6 +108,5 @@ def chosen(positions: list[Position], options: argparse.Namespace) -> list[Trial
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(
-        code
-    )  # without the teardown, in which bindings complain about what a frozen heap still has
+    # without the teardown, in which bindings complain about what a frozen heap still has
+    os._exit(code)

@@ -1,4 +1,6 @@
-"""Commands as forks of this process, and their children as forks of those (forking.py): a run takes no second."""
+"""Commands as forks of this process, and their children as forks of those (forking.py): a run takes
+no second.
+"""
 
 import os
 import select

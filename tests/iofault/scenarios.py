@@ -21,7 +21,8 @@ class Scenario:
     make: Callable[[Path], ScriptedWorkplace]
     """Fills the folder."""
     command: tuple[str, ...] = RUN
-    """What is disturbed; a run follows, and before it the same again where it was no run and did not end with 0."""
+    """What is disturbed; a run follows, and before it the same again where it was no run and did
+    not end with 0."""
     code: int = 0
     """With which an undisturbed run ends."""
     finals: tuple[str, ...] = ("out.npy",)
@@ -29,7 +30,9 @@ class Scenario:
 
 
 def _apart(folder: Path) -> ScriptedWorkplace:
-    """One text is bad, and one vector beside it: chunks are taken apart, kept in parts, and put together."""
+    """One text is bad, and one vector beside it: chunks are taken apart, kept in parts, and put
+    together.
+    """
     place = ScriptedWorkplace.make(
         folder, TEXTS, chunk__size=4, recovery__attempts=1, encode__batch_size=2
     )

@@ -1,4 +1,6 @@
-"""The library that fails calls (shim.c): builds it with gcc, and speaks to it through a block of shared memory."""
+"""The library that fails calls (shim.c): builds it with gcc, and speaks to it through a block of
+shared memory.
+"""
 
 import ctypes
 import errno
@@ -26,7 +28,8 @@ _PATH_BYTES, _SLOTS = 4096, 8192
 _OFF, _RECORD, _FAIL = 0, 1, 2
 
 SHORT = -1
-"""In the place of an error: half of a write is done, and it says so, as on a disk that has just become full."""
+"""In the place of an error: half of a write is done, and it says so, as on a disk that has just
+become full."""
 
 CAN_FAIL_WITH = {
     "open": ("EIO", "EACCES", "EMFILE", "ENOMEM"),
@@ -41,7 +44,8 @@ CAN_FAIL_WITH = {
     "remove": ("EIO", "EACCES", "ENOMEM"),
     "mkdir": ("EIO", "ENOSPC", "EACCES", "ENOMEM"),
 }
-"""Of EIO, ENOSPC, EACCES, EMFILE and ENOMEM those that the manual page of the call lists; EIO where a disk fails.
+"""Of EIO, ENOSPC, EACCES, EMFILE and ENOMEM those that the manual page of the call lists; EIO where
+a disk fails.
 
 "change" opens a file that is there for writing; "write" is also sendfile and copy_file_range.
 """
@@ -81,7 +85,10 @@ class Trial:
     for_good: bool
 
     def __str__(self) -> str:
-        return f"--position '{self.position}' --error {self.error}{' --for-good' if self.for_good else ''}"
+        return (
+            f"--position '{self.position}' --error "
+            f"{self.error}{' --for-good' if self.for_good else ''}"
+        )
 
 
 class _Slot(ctypes.Structure):
@@ -107,7 +114,9 @@ class _Block(ctypes.Structure):
 
 
 def build() -> Path:
-    """The library; compiled where it is not there yet. Raises RuntimeError, in words, where there is no gcc."""
+    """The library; compiled where it is not there yet. Raises RuntimeError, in words, where there
+    is no gcc.
+    """
     if shutil.which("gcc") is None:
         raise RuntimeError("gcc is not there to build tests/iofault/shim.c")
     source = b"".join((_HERE / name).read_bytes() for name in ("shim.c", "block.h"))
@@ -148,7 +157,9 @@ class Shim:
         self._begin(root, _RECORD)
 
     def fail(self, root: Path, trial: Trial) -> None:
-        """From now on, fail the call at the trial's position, `for_good` all of its kind in its role after it."""
+        """From now on, fail the call at the trial's position, `for_good` all of its kind in its
+        role after it.
+        """
         block, position = self._block, trial.position
         block.error = SHORT if trial.error == "SHORT" else getattr(errno, trial.error)
         block.where = _hashed(_hashed(14695981039346656037, position.role), position.kind)

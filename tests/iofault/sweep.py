@@ -1,7 +1,8 @@
-"""Runs a scenario again and again, each time with one position failing, and says what was not as it should be.
+"""Runs a scenario again and again, each time with one position failing, and says what was not as it
+should be.
 
-What should be: an exit code of docs/reference/exit-codes.md other than 1, no traceback, words where it is not
-complete, and after an undisturbed second run the same bytes as if nothing had been.
+What should be: an exit code of docs/reference/exit-codes.md other than 1, no traceback, words where
+it is not complete, and after an undisturbed second run the same bytes as if nothing had been.
 """
 
 import gc
@@ -69,8 +70,11 @@ class Sweep:
         assert len(self._right) >= len(scenario.finals), self._right
 
     def _record(self) -> list[Position]:
-        """All calls of an undisturbed run; of the hundreds of writes of faulthandler's stacks, a few do for all."""
-        self._restore()  # the lock is another file then: what was forked while the folder was made may hold it
+        """All calls of an undisturbed run; of the hundreds of writes of faulthandler's stacks, a
+        few do for all.
+        """
+        # the lock is another file then: what was forked while the folder was made may hold it
+        self._restore()
         self._shim.record(self._place)
         code, words = self._run(self._scenario.command)
         self._shim.off()

@@ -1,6 +1,8 @@
-"""Rebuilds folders after power cuts and resumes in each: `python -m tests.lostwrites [SCENARIO…] [--folders 1000]`.
+"""Rebuilds folders after power cuts and resumes in each: `python -m tests.lostwrites [SCENARIO…]
+[--folders 1000]`.
 
-`--no-syncs` takes all syncs for not called, which has to be noticed. `--seed` plays a choice of folders again.
+`--no-syncs` takes all syncs for not called, which has to be noticed. `--seed` plays a choice of
+folders again.
 """
 
 import argparse
@@ -61,7 +63,10 @@ def play(name: str, count: int, seed: int, scratch: Path, *, synced: bool) -> in
             for call in recording.calls[max(0, crash.at - 3) : crash.at]:
                 print(f"    {call.kind.name} {call.path} {call.other}")
             print(*problems, sep="\n", flush=True)
-    said = f"{len(chosen)} of {len(possible)} power cuts, {judge.refused} refused by name, {unsound} unsound"
+    said = (
+        f"{len(chosen)} of {len(possible)} power cuts, {judge.refused} refused by name, {unsound} "
+        f"unsound"
+    )
     print(f"{name}: {len(recording.calls)} calls, {said}; seed {seed}", flush=True)
     return unsound
 
@@ -69,6 +74,5 @@ def play(name: str, count: int, seed: int, scratch: Path, *, synced: bool) -> in
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(
-        code
-    )  # without the teardown, in which bindings complain about what a frozen heap still has
+    # without the teardown, in which bindings complain about what a frozen heap still has
+    os._exit(code)

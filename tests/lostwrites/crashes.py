@@ -55,7 +55,8 @@ class Crash:
     digest: str
     """Of all that a resume reads."""
     told: tuple[Mapping[str, Any], ...]
-    """The events that had been written to a journal by then, durable or not: what a person or a program knew."""
+    """The events that had been written to a journal by then, durable or not: what a person or a
+    program knew."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -71,7 +72,9 @@ class Crashes:
         self._recording, self._chance, self._synced = recording, chance, synced
 
     def legal(self) -> Iterator[Crash]:
-        """Distinct ones, after each call: all gone, all there, one thing gone, one thing there, some."""
+        """Distinct ones, after each call: all gone, all there, one thing gone, one thing there,
+        some.
+        """
         seen: set[tuple[str, int]] = set()
         for at, disk, told in self._states():
             for crash in self._of(at, disk, told):

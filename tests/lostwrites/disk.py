@@ -1,6 +1,8 @@
-"""A disk as POSIX promises it: what of the calls so far is sure to be there after a power cut, and what may be.
+"""A disk as POSIX promises it: what of the calls so far is sure to be there after a power cut, and
+what may be.
 
-The model, after ALICE (Pillai and others, OSDI 2014), with no more than fsync(2) and rename(2) promise:
+The model, after ALICE (Pillai and others, OSDI 2014), with no more than fsync(2) and rename(2)
+promise:
 
 - A sync of a file makes its content durable, not its name. A sync of a folder makes the names in it durable, and
   nothing else: neither what the files hold, nor the folder's own name in the folder above.
@@ -10,7 +12,8 @@ The model, after ALICE (Pillai and others, OSDI 2014), with no more than fsync(2
 - Of a file's writes that were not synced, any first part may be there; the size may be there without the data (which
   then reads as zeros), and the last write may be torn.
 
-It is weaker than ext4, XFS or Btrfs as they are: on those, one sync makes more durable than it has to.
+It is weaker than ext4, XFS or Btrfs as they are: on those, one sync makes more durable than it has
+to.
 """
 
 from collections.abc import Collection, Iterable

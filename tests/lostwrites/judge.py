@@ -1,4 +1,6 @@
-"""Rebuilds folders, has a person's command run in each, and says what is wrong with what comes of it."""
+"""Rebuilds folders, has a person's command run in each, and says what is wrong with what comes of
+it.
+"""
 
 import gc
 import json
@@ -28,7 +30,9 @@ LIMIT_S = 60.0
 
 
 def be_ready() -> None:
-    """Have commands be forks of this process; in them a sync does nothing, and people are told nothing."""
+    """Have commands be forks of this process; in them a sync does nothing, and people are told
+    nothing.
+    """
     be_quick()
     mock.patch.object(os, "fsync", return_value=None).start()
     mock.patch.object(chunkvisor.supervise.session, "observers_of_run", return_value=[]).start()
@@ -37,7 +41,9 @@ def be_ready() -> None:
 
 
 def _command(folder: Path, words: Sequence[str], stats: Mapping[str, Sequence[int]]) -> None:
-    """What a forked process does: the command, as if `stats` were the states of files, by their inodes."""
+    """What a forked process does: the command, as if `stats` were the states of files, by their
+    inodes.
+    """
     state_of = chunkvisor.store.records.state_of
 
     def as_recorded(path: Path) -> Sequence[int]:
@@ -128,7 +134,9 @@ class End:
 
 
 class Judge:
-    """Judges the power cuts of one recording; commands are forked from this process, which has imported everything."""
+    """Judges the power cuts of one recording; commands are forked from this process, which has
+    imported everything.
+    """
 
     def __init__(self, scenario: Scenario, recording: Recording, scratch: Path) -> None:
         self._scenario, self._recording, self._scratch = scenario, recording, scratch
@@ -152,11 +160,12 @@ class Judge:
             return ["the mark does not say which format the workdir has"]
         again, mended = self._scenario.again, self._scenario.mended(promises.command)
         tries = again[min(promises.command, len(again) - 1)]
+        # the same folder is played once, whatever had been promised of it
         key = (
             crash.digest,
             tries,
             mended,
-        )  # the same folder is played once, whatever had been promised of it
+        )
         if key not in self._known:
             self._known[key] = list(self._play(crash, tries, mended=mended))
         ends = self._known[key]
@@ -233,7 +242,9 @@ class Judge:
         return problems
 
     def _rebuild(self, crash: Crash, disk: Path) -> dict[str, list[int]]:
-        """Make the folder; returns what a stat would say of its files after a real power cut, by their new numbers."""
+        """Make the folder; returns what a stat would say of its files after a real power cut, by
+        their new numbers.
+        """
         disk.mkdir()
         stats = {}
         for name, entry in crash.tree.items():
@@ -254,7 +265,9 @@ class Judge:
 
 
 def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
-    """(size, mtime, ctime, inode) of all that the recording has left, by inode: what is in a `Stamp`."""
+    """(size, mtime, ctime, inode) of all that the recording has left, by inode: what is in a
+    `Stamp`.
+    """
     found = {}
     for path in folder.rglob("*"):
         state = path.lstat()
@@ -268,7 +281,9 @@ def _calls(case: Path) -> list[Any]:
 
 
 def _mark_is_whole(crash: Crash) -> bool:
-    """Whether each mark of a workdir can be read, without which a later format could not be refused by name."""
+    """Whether each mark of a workdir can be read, without which a later format could not be refused
+    by name.
+    """
     for path, entry in crash.tree.items():
         if path.endswith("/format.json") and entry.kind is Kind.CREATE:
             try:

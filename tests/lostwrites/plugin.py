@@ -1,8 +1,9 @@
 """The encoder of all scenarios, copied beside each config: a text says what becomes of it.
 
-"poison…" raises, "crash…" kills the worker, "big…" beside other texts runs out of memory, "leave…" kills supervisor and
-worker, once. A file `mended` beside it makes all of them harmless. Each call appends its texts to `calls.jsonl`, and a
-line "oom" if memory ran out. The vectors are those of `harness.vector_of`, plus 300 if the model is named "other".
+"poison…" raises, "crash…" kills the worker, "big…" beside other texts runs out of memory, "leave…"
+kills supervisor and worker, once. A file `mended` beside it makes all of them harmless. Each call
+appends its texts to `calls.jsonl`, and a line "oom" if memory ran out. The vectors are those of
+`harness.vector_of`, plus 300 if the model is named "other".
 """
 
 import hashlib

@@ -1,4 +1,6 @@
-"""Records what commands do to a folder: builds the recorder with gcc, runs them under it, and reads its log."""
+"""Records what commands do to a folder: builds the recorder with gcc, runs them under it, and reads
+its log.
+"""
 
 import hashlib
 import os

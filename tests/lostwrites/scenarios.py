@@ -1,4 +1,6 @@
-"""What is recorded: some commands each, what a person types after a power cut, and what has to come of it."""
+"""What is recorded: some commands each, what a person types after a power cut, and what has to come
+of it.
+"""
 
 import json
 import shutil
@@ -38,7 +40,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What is typed after the power cut; what counts is that the last one ends with the last of its codes."""
+    """What is typed after the power cut; what counts is that the last one ends with the last of its
+    codes.
+    """
 
     words: tuple[str, ...] = RUN
     codes: frozenset[int] = frozenset({0})
@@ -59,7 +63,8 @@ class Scenario:
     config: Mapping[str, Any] = field(default_factory=dict)
     """By dotted keys, as `harness.write_config` has them."""
     again: tuple[tuple[Try, ...], ...] = ((Try(),),)
-    """By number of the command that was under way, what is typed; the last holds for those after it."""
+    """By number of the command that was under way, what is typed; the last holds for those after
+    it."""
     keeps_a_final: bool = False
     """Whether, once there was a final file, there always is an old or a new one."""
 
@@ -107,7 +112,9 @@ class Scenario:
         (folder / "config.yaml").write_text(yaml.safe_dump(values))
 
     def record(self, folder: Path) -> Recording:
-        """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
+        """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it
+        should.
+        """
         source = folder / "rows.jsonl"
         self.lay_out(folder, source)
         more = source.with_name("more.jsonl")

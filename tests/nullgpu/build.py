@@ -1,4 +1,5 @@
-"""Builds the null GPU with gcc, into a cache beside the environment: about a second, once for every source and torch.
+"""Builds the null GPU with gcc, into a cache beside the environment: about a second, once for every
+source and torch.
 
 It never touches the checkout. `python tests/nullgpu/build.py` prints the folder.
 """
@@ -92,7 +93,8 @@ def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise RuntimeError(
-            f"the null GPU needs torch's CUDA build, which {sys.executable} lacks: make test-nullgpu"
+            f"the null GPU needs torch's CUDA build, which {sys.executable} lacks: make "
+            f"test-nullgpu"
         )
     return Path(spec.origin).parent
 
@@ -155,7 +157,8 @@ def _stubs(torch: Path) -> str:
             # Setters and layouts launch nothing.
             launches = "0" if re.search(r"Set|Get|Layout|Desc|Preference", name) else "LAUNCHES"
             lines.append(
-                f'int {name}(void) {{ return stub("{name}", BLAS | NEEDS_CONTEXT | {launches}, 0); }}'
+                f"int {name}(void) "
+                f'{{ return stub("{name}", BLAS | NEEDS_CONTEXT | {launches}, 0); }}'
             )
         else:
             answer = 801 if re.search(r"Graph|Ipc|Capture|Library", name) else 0

@@ -1,4 +1,6 @@
-"""Null GPUs for the tests of this folder, which are collected in the null GPU's own environments only."""
+"""Null GPUs for the tests of this folder, which are collected in the null GPU's own environments
+only.
+"""
 
 import hashlib
 import importlib.metadata
@@ -44,7 +46,9 @@ def built() -> "Built":
 
 @pytest.fixture
 def make_gpu(built: "Built", tmp_path: Path) -> Callable[..., "NullGpu"]:
-    """Makes machines: `make_gpu([8 * GIB, 16 * GIB], trace=1)`; further names are keys of the control file."""
+    """Makes machines: `make_gpu([8 * GIB, 16 * GIB], trace=1)`; further names are keys of the
+    control file.
+    """
     count = 0
 
     def make(gpus: "list[int] | None" = None, **settings: Any) -> "NullGpu":
@@ -65,7 +69,9 @@ def gpu(make_gpu: Callable[..., "NullGpu"]) -> "NullGpu":
 
 @pytest.fixture(scope="session")
 def bert() -> Path:
-    """Folder of a tiny random BERT, made once for all sessions: to make it takes longer than most tests."""
+    """Folder of a tiny random BERT, made once for all sessions: to make it takes longer than most
+    tests.
+    """
     versions = [
         importlib.metadata.version(name)
         for name in ("torch", "transformers", "sentence-transformers")

@@ -1,8 +1,10 @@
-"""Makes the virtual environments of the null GPU's tests: torch's CUDA wheel, which `make test` does without.
+"""Makes the virtual environments of the null GPU's tests: torch's CUDA wheel, which `make test`
+does without.
 
-They lie outside the checkout, one for each torch, for all checkouts together: `build.cache_folder()`. The checkout's
-own packages are reached by PYTHONPATH. `python environment.py 2.13.0` prints the path of its Python; a first call takes
-minutes and 5 GB. With `--if-there` it makes nothing, and ends with 1 if there is none.
+They lie outside the checkout, one for each torch, for all checkouts together:
+`build.cache_folder()`. The checkout's own packages are reached by PYTHONPATH. `python
+environment.py 2.13.0` prints the path of its Python; a first call takes minutes and 5 GB. With
+`--if-there` it makes nothing, and ends with 1 if there is none.
 """
 
 import fcntl
@@ -25,10 +27,11 @@ _TEST_TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 
 
 def requirements(torch: str) -> tuple[list[str], list[str]]:
-    """What is installed, and the versions it is bound to: as pyproject.toml and constraints.txt have them.
+    """What is installed, and the versions it is bound to: as pyproject.toml and constraints.txt
+    have them.
 
-    Three equals signs: `torch==2.13.0` would as well take a build for the CPU that pip happens to see (PEP 440, local
-    versions), which `===` compares as text.
+    Three equals signs: `torch==2.13.0` would as well take a build for the CPU that pip happens to
+    see (PEP 440, local versions), which `===` compares as text.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -54,9 +57,13 @@ def make(folder: Path, wanted: list[str], constraints: list[str]) -> None:
     bounds = folder / "constraints.txt"
     bounds.write_text("\n".join(constraints) + "\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # The tests import a third of the 13,000 modules: their first import compiles them, most of them here.
+    # The tests import a third of the 13,000 modules: their first import compiles them, most of them
+    # here.
     subprocess.run([*pip, "--no-compile", "-c", str(bounds), *wanted], check=True, env=environment)
-    check = "import sentence_transformers, torch; assert str(torch.version.cuda).startswith('13.'), torch.version.cuda"
+    check = (
+        "import sentence_transformers, torch; assert str(torch.version.cuda).startswith('13.'), "
+        "torch.version.cuda"
+    )
     subprocess.run([str(python), "-c", check], check=True, env=environment)
 
 

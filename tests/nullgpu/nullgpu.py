@@ -1,6 +1,8 @@
-"""A null GPU as a Python object: a folder with a control file, and the environment that makes torch meet it.
+"""A null GPU as a Python object: a folder with a control file, and the environment that makes torch
+meet it.
 
-The knobs may be turned while processes run on it. README.md beside this file tells what each of them does.
+The knobs may be turned while processes run on it. README.md beside this file tells what each of
+them does.
 """
 
 import os
@@ -16,7 +18,8 @@ from build import Built
 from harness import Ended, Workplace, finish
 
 LIMIT_S = 800
-"""No command may take longer, however many others compute beside it; conftest.py gives a test a little more."""
+"""No command may take longer, however many others compute beside it; conftest.py gives a test a
+little more."""
 
 _TORCH_ALONE = Path(__file__).parent / "encoders" / "torch_alone.py"
 
@@ -28,7 +31,8 @@ _SMI = {
     "hang": "hang",
     "mismatch": "fail:18:Failed to initialize NVML: Driver/library version mismatch",
     "unknown": "fail:255:Failed to initialize NVML: Unknown Error",
-    "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to "
+    "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  "
+    "Reboot the system to "
     "recover this GPU",
 }
 
@@ -74,7 +78,9 @@ class NullGpu:
         }
 
     def set(self, **settings: Any) -> None:
-        """Set keys of the control file by name; `__` stands for the dot, as in memory__1="16G". None takes one out."""
+        """Set keys of the control file by name; `__` stands for the dot, as in memory__1="16G".
+        None takes one out.
+        """
         for key, value in settings.items():
             self._settings[key.replace("__", ".")] = str(value)
             if value is None:
@@ -92,12 +98,13 @@ class NullGpu:
         self._write()
 
     def fault(self, what: str, place: str, *, gpu: int | None = None, argv: str = "") -> None:
-        """Add a fault at a place such as "launch:35": a CUDA error code, "hang", "hold", "kill", "kill:6", "slow:2.5".
+        """Add a fault at a place such as "launch:35": a CUDA error code, "hang", "hold", "kill",
+        "kill:6", "slow:2.5".
 
         A process that is held goes on when the fault is taken out (`release`).
 
-        Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any function's name; with
-        ":N" the Nth, ":N+" from it on, ":N-M".
+        Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any
+        function's name; with ":N" the Nth, ":N+" from it on, ":N-M".
         """
         words = [f"{what}@{place}"]
         words += [f"gpu={gpu}"] if gpu is not None else []
@@ -106,12 +113,16 @@ class NullGpu:
         self._write()
 
     def release(self, place: str = "") -> None:
-        """Let go what is held, at this place or anywhere: take the faults "hold" out, and no others."""
+        """Let go what is held, at this place or anywhere: take the faults "hold" out, and no
+        others.
+        """
         self._faults = [each for each in self._faults if not each.startswith(f"hold@{place}")]
         self._write()
 
     def smi(self, mode: str) -> None:
-        """How nvidia-smi behaves: ok, absent, broken, mismatch, unknown, lost, hang, "slow:SECONDS"."""
+        """How nvidia-smi behaves: ok, absent, broken, mismatch, unknown, lost, hang,
+        "slow:SECONDS".
+        """
         link = self.folder / "bin" / "nvidia-smi"
         link.unlink(missing_ok=True)
         if mode != "absent":
@@ -119,7 +130,9 @@ class NullGpu:
             self.set(smi=_SMI.get(mode, mode))
 
     def trace(self) -> dict[int, list[str]]:
-        """The calls of each process by its pid, where trace=1 is set; a launch has its kernel's name behind it."""
+        """The calls of each process by its pid, where trace=1 is set; a launch has its kernel's
+        name behind it.
+        """
         return {
             int(path.name): path.read_text().splitlines()
             for path in (self.folder / "trace").glob("*")
@@ -169,12 +182,16 @@ class GpuWorkplace(Workplace):
         self.model = model
 
     def write_model_config(self, **changes: Any) -> None:
-        """As `write_config`: fresh workers without standby, on every GPU; dotted keys (`__`) override."""
+        """As `write_config`: fresh workers without standby, on every GPU; dotted keys (`__`)
+        override.
+        """
         ours = {"model.name": str(self.model), "device": "cuda", "env": {}}
         self.write_config("sentence-transformers", **ours | changes)
 
     def write_torch_config(self, **changes: Any) -> None:
-        """As `write_model_config`, with an encoder of torch alone: for faults of torch's own, whatever computes."""
+        """As `write_model_config`, with an encoder of torch alone: for faults of torch's own,
+        whatever computes.
+        """
         shutil.copy(_TORCH_ALONE, self.folder)
         self.write_model_config(**{"model.encoder": "torch_alone:make"} | changes)
 

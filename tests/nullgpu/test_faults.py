@@ -1,4 +1,6 @@
-"""Genuine faults of torch's CUDA build, each in a real run on the null GPU, held against the handbook's entries."""
+"""Genuine faults of torch's CUDA build, each in a real run on the null GPU, held against the
+handbook's entries.
+"""
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
@@ -31,9 +33,11 @@ def contradictions(failed: Mapping[str, Any], name: str, exit_code: int | None =
 def run_with_a_fault_a_chunk(
     workplace: GpuWorkplace, faults: list[str], **changes: Any
 ) -> list[dict[str, Any]]:
-    """A run that completes; each second chunk meets the next faults at its first attempt, the others are spared.
+    """A run that completes; each second chunk meets the next faults at its first attempt, the
+    others are spared.
 
-    Returns what failed, in the order of the chunks: nothing but those attempts, and no row was lost to them.
+    Returns what failed, in the order of the chunks: nothing but those attempts, and no row was lost
+    to them.
     """
     struck = [2 * number + 1 for number in range(len(faults))]
     for chunk, together in zip(struck, faults, strict=True):
@@ -79,7 +83,9 @@ _OUT_OF_MEMORY = {
 
 @pytest.mark.newer
 def test_out_of_memory_in_all_its_spellings_halves_the_batch(gpu_workplace: GpuWorkplace) -> None:
-    """OutOfMemoryError, the allocator's three NVML assertions and cuBLAS: each goes on with half the batch at most."""
+    """OutOfMemoryError, the allocator's three NVML assertions and cuBLAS: each goes on with half
+    the batch at most.
+    """
     changes = {"chunk.size": 32, "encode.batch_size": 32, "encode.batch_tokens": None}
     failed = run_with_a_fault_a_chunk(gpu_workplace, list(_OUT_OF_MEMORY), **changes)
     wrong: dict[str, list[str]] = {}
@@ -141,7 +147,9 @@ _AT_THE_START = {
 def test_what_passes_is_cured_by_the_next(
     gpu_workplace: GpuWorkplace, faults: dict[str, tuple[str, str]], phase: str
 ) -> None:
-    """Errors of kernels, of cuBLAS and of a start: each is known by its own rule, costs one attempt and no row."""
+    """Errors of kernels, of cuBLAS and of a start: each is known by its own rule, costs one attempt
+    and no row.
+    """
     failed = run_with_a_fault_a_chunk(gpu_workplace, list(faults), **{"chunk.size": 2})
     wrong = {}
     for (fault, (rule, words)), each in zip(faults.items(), failed, strict=True):
@@ -176,7 +184,9 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(
 def test_a_gpu_that_is_busy_in_every_batch_is_not_waited_for_without_limit(
     gpu_workplace: GpuWorkplace,
 ) -> None:
-    """Starts that succeed meanwhile do not renew `wait_timeout`: the run ends with 75, and blames no text."""
+    """Starts that succeed meanwhile do not renew `wait_timeout`: the run ends with 75, and blames
+    no text.
+    """
     gpu_workplace.gpu.fault("46", "kernel:layer_norm")
     gpu_workplace.write_texts(4)
     gpu_workplace.write_torch_config(**{"chunk.size": 2, "recovery.wait_timeout": 5})
@@ -261,7 +271,9 @@ _ENDS = {
 def test_what_every_worker_would_meet_ends_the_run(
     fault: str, make_gpu: Callable[..., NullGpu], bert: Path, tmp_path: Path
 ) -> None:
-    """Driver, context, build and settings: the exit code is the handbook's, and the last words are its remedy."""
+    """Driver, context, build and settings: the exit code is the handbook's, and the last words are
+    its remedy.
+    """
     end = _ENDS[fault]
     gpu = make_gpu(**end.settings)
     if "@" in fault:

@@ -1,4 +1,6 @@
-"""Several GPUs in a run, and GPUs in trouble: neighbors, lost ones, MIG, nvidia-smi's moods; dtypes, and the doctor."""
+"""Several GPUs in a run, and GPUs in trouble: neighbors, lost ones, MIG, nvidia-smi's moods;
+dtypes, and the doctor.
+"""
 
 import json
 import subprocess
@@ -35,7 +37,9 @@ def device_of(workplace: GpuWorkplace) -> dict[tuple[int, int], int]:
 
 
 def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
-    """Device -> how many rows a batch of the longest texts had in each attempt that has begun there."""
+    """Device -> how many rows a batch of the longest texts had in each attempt that has begun
+    there.
+    """
     device = device_of(workplace)
     rows: dict[int, set[int]] = {}
     for each in workplace.named("go"):
@@ -53,7 +57,9 @@ def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
 def test_each_kind_of_gpu_learns_and_one_may_be_lost(
     make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]
 ) -> None:
-    """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one that falls off."""
+    """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one
+    that falls off.
+    """
     small = CONTEXT_BYTES + 48 * MIB
     sizes = [8 * GIB, small, 8 * GIB, small, 16 * GIB, 16 * GIB, 24 * GIB, 8 * GIB]
     workplace = on(
@@ -63,9 +69,8 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
     workplace.write_torch_config(**limits, **{"workers.start": "warm"})
     for number in (0, 2, 4, 5, 6, 7):
-        workplace.gpu.fault(
-            "hold", "kernel:layer_norm", gpu=number
-        )  # in its first batch; the small ones go on
+        # in its first batch; the small ones go on
+        workplace.gpu.fault("hold", "kernel:layer_norm", gpu=number)
     run = begin(workplace, commits=0)
     wait_for(
         lambda: (
@@ -76,7 +81,8 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(
     )
     workplace.gpu.set(lost__4=999)
     workplace.gpu.release("kernel:layer_norm,gpu=4")
-    # The others go on once it is found lost: they might be done with all before nvidia-smi has been asked.
+    # The others go on once it is found lost: they might be done with all before nvidia-smi has been
+    # asked.
     wait_for(lambda: workplace.named("device_dropped") or run.poll() is not None, LIMIT_S)
     workplace.gpu.release()
     ended = finish(run, LIMIT_S)
@@ -144,7 +150,10 @@ def make(model, device):
 """
 """Takes memory of its GPU, and starts in a fraction of a second."""
 
-_IMPATIENT = "import chunkvisor.devices.gpu as gpu; gpu._SMI_TIMEOUT_S = 1.0; from chunkvisor.cli import main; main()"
+_IMPATIENT = (
+    "import chunkvisor.devices.gpu as gpu; gpu._SMI_TIMEOUT_S = 1.0; from chunkvisor.cli import "
+    "main; main()"
+)
 """chunkvisor, with a second for nvidia-smi instead of twenty."""
 
 
@@ -159,7 +168,9 @@ def run_without_torch(workplace: GpuWorkplace, chunks: int = 4) -> None:
 def test_a_run_needs_no_nvidia_smi(
     make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], mode: str
 ) -> None:
-    """Whatever nvidia-smi does, CUDA works: all GPUs get work, and it is said where nvidia-smi told of none."""
+    """Whatever nvidia-smi does, CUDA works: all GPUs get work, and it is said where nvidia-smi told
+    of none.
+    """
     workplace = on(make_gpu([8 * GIB] * 2))
     run_without_torch(workplace)
     workplace.gpu.smi(mode)
@@ -187,7 +198,9 @@ def impatient(workplace: GpuWorkplace) -> Ended:
 def test_the_doctor_says_what_a_run_would_meet(
     gpu_workplace: GpuWorkplace, fault: str, state: str, exit_code: int, words: str
 ) -> None:
-    """NVML alone is worth a warning; where no context can be made, its fault is one, in torch's words."""
+    """NVML alone is worth a warning; where no context can be made, its fault is one, in torch's
+    words.
+    """
     if fault:
         gpu_workplace.gpu.fault(*fault.split("@"))
     else:

@@ -1,7 +1,8 @@
-"""Batches of the measured budget fit a GPU's memory: torch's own allocator, for models of real shapes.
+"""Batches of the measured budget fit a GPU's memory: torch's own allocator, for models of real
+shapes.
 
-Activations are allocated by host code, so that a null GPU counts what a card would; what kernels take inside is not
-seen.
+Activations are allocated by host code, so that a null GPU counts what a card would; what kernels
+take inside is not seen.
 """
 
 import json
@@ -14,7 +15,8 @@ import pytest
 from chunkvisor.config.model import AUTO_TOKENS
 from nullgpu import GIB, NullGpu
 
-# Two layers of each: without gradients, and without a cache of keys, no layer's activations outlive it.
+# Two layers of each: without gradients, and without a cache of keys, no layer's activations outlive
+# it.
 SHAPES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "model_type": "bert",
@@ -89,7 +91,9 @@ print(json.dumps(found))
 def test_the_measured_budget_fits(
     make_gpu: Callable[..., NullGpu], name: str, dtype: str, memory: int
 ) -> None:
-    """After one small batch no further one runs out of memory, from 128 to 32k tokens, and they use what there is."""
+    """After one small batch no further one runs out of memory, from 128 to 32k tokens, and they use
+    what there is.
+    """
     gpu = make_gpu([memory * GIB], bool=0)
     sizes = {str(length): [(length, max(4, 1_000_000 // length))] for length in LENGTHS}
     sizes["mixed"] = [(length, 500_000 // length) for length in LENGTHS]

@@ -30,7 +30,9 @@ def tokens_of(workplace: GpuWorkplace, chunk: int) -> list[int | None]:
 @pytest.mark.newer
 @pytest.mark.usefixtures("new_interpreters")
 def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
-    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives its memory back."""
+    """A tiny BERT's vectors come from the null GPU, each chunk from a process of its own that gives
+    its memory back.
+    """
     gpu_workplace.write_texts(20)
     gpu_workplace.write_model_config()
     ended = gpu_workplace.run()
@@ -42,7 +44,9 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
 
 
 def test_a_batch_waits_once(gpu_workplace: GpuWorkplace) -> None:
-    """The host waits for the vectors of each batch, and not for whether the texts are padded: it works ahead."""
+    """The host waits for the vectors of each batch, and not for whether the texts are padded: it
+    works ahead.
+    """
     waits = []
     for count in (24, 64):
         gpu_workplace.write_source([" ".join(["word1"] * (1 + row)) for row in range(count)])
@@ -66,7 +70,8 @@ def test_a_batch_waits_once(gpu_workplace: GpuWorkplace) -> None:
 def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     gpu_workplace: GpuWorkplace, nvml: int, smi: str, sign: str, request: pytest.FixtureRequest
 ) -> None:
-    """The second chunk's texts are long: 64 at once do not fit, 32 do; where NVML is broken, torch asserts instead.
+    """The second chunk's texts are long: 64 at once do not fit, 32 do; where NVML is broken, torch
+    asserts instead.
 
     That is the crash which this project is about: it is met as a person meets it.
     """
@@ -95,7 +100,9 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
 
 
 def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
-    """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times mean nothing."""
+    """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times
+    mean nothing.
+    """
     gpu.set(bool=1)
     command = [
         sys.executable,
@@ -158,7 +165,9 @@ assert seen[::2] == seen[1::2] == [(12, [7, 5], None), (7, [4, 3], None)], seen
 
 
 def test_flash_attention_takes_texts_end_to_end(gpu: NullGpu, bert: Path, tmp_path: Path) -> None:
-    """What a kernel for unpadded texts is given on a GPU: all tokens in one row, and where each text ends."""
+    """What a kernel for unpadded texts is given on a GPU: all tokens in one row, and where each
+    text ends.
+    """
     gpu.set(bool=1)
     ended = gpu.call(sys.executable, "-c", _END_TO_END, str(bert), str(tmp_path / "beat"))
     assert ended.returncode == 0, ended.stderr

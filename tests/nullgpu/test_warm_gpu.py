@@ -1,4 +1,6 @@
-"""Warm starts with torch's CUDA build: the template loads a model and touches no GPU; its workers compute on one."""
+"""Warm starts with torch's CUDA build: the template loads a model and touches no GPU; its workers
+compute on one.
+"""
 
 import contextlib
 import json
@@ -21,10 +23,11 @@ def starts(workplace: GpuWorkplace) -> list[str]:
 def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(
     gpu_workplace: GpuWorkplace,
 ) -> None:
-    """A real model is loaded once; each worker, and no other process, makes a context and computes on the device.
+    """A real model is loaded once; each worker, and no other process, makes a context and computes
+    on the device.
 
-    While it lives the template has one thread and no file of the driver open; the driver's library is mapped all the
-    same, since libcublasLt opens it.
+    While it lives the template has one thread and no file of the driver open; the driver's library
+    is mapped all the same, since libcublasLt opens it.
     """
     workplace = gpu_workplace
     workplace.write_texts(4 * CHUNKS)
@@ -72,7 +75,8 @@ _INITIALISES = {
         "it has /dev/nvidiactl open",
     ),
 }
-"""What begins to use a GPU -> (code that does it while a plug-in is imported, a part of what `warm` says of it)."""
+"""What begins to use a GPU -> (code that does it while a plug-in is imported, a part of what `warm`
+says of it)."""
 
 
 @pytest.mark.parametrize("how", _INITIALISES)

@@ -1,4 +1,5 @@
-"""Makes a tiny random BERT, as a sentence-transformers folder. `python tests/nullgpu/tiny.py FOLDER` does it.
+"""Makes a tiny random BERT, as a sentence-transformers folder. `python tests/nullgpu/tiny.py
+FOLDER` does it.
 
 It computes nothing sensible, and takes 0.6 MB.
 """

@@ -28,7 +28,9 @@ def drifted(workplace: Workplace) -> Workplace:
 
 
 def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) -> None:
-    """Each row of one half differs and is named with its place, with code 3; nothing changes in the workdir."""
+    """Each row of one half differs and is named with its place, with code 3; nothing changes in the
+    workdir.
+    """
     before = {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()}
 
     ended = drifted.call("audit", str(drifted.config_path), "--rows", "20")
@@ -45,7 +47,9 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
 
 
 def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
-    """They have no vector to compare; of the others as many as were asked for are, and a sound run passes."""
+    """They have no vector to compare; of the others as many as were asked for are, and a sound run
+    passes.
+    """
     workplace.write_source(["bad one", *TEXTS[:9]])
     workplace.write_config("picky:make")
     assert workplace.run().returncode == 3

@@ -1,4 +1,6 @@
-"""An attempt in doubt begins with a canary: a text by itself, which shows whether device and model work at all."""
+"""An attempt in doubt begins with a canary: a text by itself, which shows whether device and model
+work at all.
+"""
 
 import hashlib
 import os
@@ -66,7 +68,9 @@ def test_the_vector_of_a_known_text_is_thrown_away(tmp_path: Path, canary: str) 
 
 
 def test_a_resume_takes_no_canary_for_a_text(tmp_path: Path) -> None:
-    """What a worker leaves that dies after its canary is nothing but the proof that the device works."""
+    """What a worker leaves that dies after its canary is nothing but the proof that the device
+    works.
+    """
     files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary="known good")
     assert read_batch_log(files.batches).canary is not None
     assert left(files, spec).done == ()
@@ -74,7 +78,9 @@ def test_a_resume_takes_no_canary_for_a_text(tmp_path: Path) -> None:
 
 
 def test_a_text_of_its_own_stays(tmp_path: Path) -> None:
-    """While no good text is known, the shortest makes a batch by itself, whose vector is taken over."""
+    """While no good text is known, the shortest makes a batch by itself, whose vector is taken
+    over.
+    """
     files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary_row=1)
     assert read_batch_log(files.batches).canary is None
     assert left(files, spec).done == (1,)
@@ -90,7 +96,9 @@ def test_a_text_of_its_own_is_encoded_once(tmp_path: Path) -> None:
 
 
 def test_a_canary_without_a_good_vector_has_not_passed(tmp_path: Path) -> None:
-    """A device that gives NaN for what was good before is at fault, and no text of the attempt is touched."""
+    """A device that gives NaN for what was good before is at fault, and no text of the attempt is
+    touched.
+    """
     files, spec = attempt(tmp_path, faults={"known good": "nan!"}, canary="known good")
     assert read_batch_log(files.batches).canary is None
     assert left(files, spec) == Salvage()

@@ -13,7 +13,9 @@ COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
 
 
 def test_help(workplace: Workplace) -> None:
-    """`-h` is help, whatever comes before it; commands are in groups, each with a sentence; `--version` is one line."""
+    """`-h` is help, whatever comes before it; commands are in groups, each with a sentence;
+    `--version` is one line.
+    """
     assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
     assert workplace.call("run", "-h").stdout.startswith("Usage: chunkvisor run [OPTIONS]")
     listed = finish(workplace.start("-h")).stdout.partition("\n\nDaily:\n")[2]
@@ -25,7 +27,9 @@ def test_help(workplace: Workplace) -> None:
 
 
 def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
-    """Commands that take a workdir take the config as well, and do the same; a file that is none is refused by name."""
+    """Commands that take a workdir take the config as well, and do the same; a file that is none is
+    refused by name.
+    """
     workplace.write_source(["one", "two"])
     workplace.write_config("good:make")
     workplace.ends(0)
@@ -54,7 +58,9 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
 def test_wrong_name_gives_the_nearest(
     workplace: Workplace, arguments: list[str], hint: str
 ) -> None:
-    """A command, an option or a word that does not exist is a usage error, which names what may have been meant."""
+    """A command, an option or a word that does not exist is a usage error, which names what may
+    have been meant.
+    """
     ended = workplace.call(*arguments)
     assert ended.returncode == 2
     assert hint in ended.stderr
@@ -62,7 +68,9 @@ def test_wrong_name_gives_the_nearest(
 
 
 def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace) -> None:
-    """A column that is not there is named at once, however long the hub and the download would take."""
+    """A column that is not there is named at once, however long the hub and the download would
+    take.
+    """
     (workplace.folder / "rows.csv").write_text("title\none\n")
     config = workplace.folder / "hub.yaml"
     output = "outputs: {out: {source: rows.csv, column: text}}"
@@ -75,7 +83,9 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace) -> None:
 
 
 def test_a_log_is_explained(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`explain -` reads a log, whatever bytes it has, and prints the entry of the rule that knows its last error."""
+    """`explain -` reads a log, whatever bytes it has, and prints the entry of the rule that knows
+    its last error.
+    """
     log = b"\xff\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(log)))
     assert workplace.call("explain", "-").stdout.startswith("illegal-memory-access\n")

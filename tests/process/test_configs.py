@@ -16,7 +16,9 @@ COMMITS = ["fix: login\nadd a test", "", "fix: login"]
 
 
 def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
-    """Write config and sources, three rows each; return what to add to a command, for a small encoder on the CPU."""
+    """Write config and sources, three rows each; return what to add to a command, for a small
+    encoder on the CPU.
+    """
     for folder in (workplace.folder / "datasets", workplace.folder / "configs" / "datasets"):
         folder.mkdir(parents=True)
         for part in ("train", "val", "test"):
@@ -42,7 +44,9 @@ def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["quickstart", "qodo_tc_commit", "debug_cuda"])
 def test_example_config_runs(workplace: Workplace, name: str) -> None:
-    """With sources in place, and a small encoder instead of the model, each example is planned and finishes."""
+    """With sources in place, and a small encoder instead of the model, each example is planned and
+    finishes.
+    """
     given = prepare(workplace, name, "good:make")
     planned = workplace.call("plan", *given)
     assert planned.returncode == 0, planned.stderr
@@ -67,7 +71,9 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
 
 
 def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
-    """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row, by name."""
+    """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row,
+    by name.
+    """
     given = prepare(workplace, "debug_cuda", "picky:make")
     workplace.write_source(["one", "two", "bad", "three"])
     source = f"--set=outputs.suspects.source={workplace.source}"

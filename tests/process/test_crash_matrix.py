@@ -1,4 +1,6 @@
-"""Workers that really die, hang and lie, and what the run makes of it; tests/encoders/misbehaving.py has them all."""
+"""Workers that really die, hang and lie, and what the run makes of it;
+tests/encoders/misbehaving.py has them all.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -36,9 +38,11 @@ def raises(name: str, on_texts: str, at_load: str, words: str = "") -> Iterator[
         yield Lapse(f"{name}@{moment}", at_load, words)
 
 
-# What each of them comes to is in the table of tests/unit/test_outcome.py; here they happen, a few of every kind.
+# What each of them comes to is in the table of tests/unit/test_outcome.py; here they happen, a few
+# of every kind.
 LAPSES = (
-    # exceptions; once a chunk is done, a load that fails is no matter of the config any more, and is tried again
+    # exceptions; once a chunk is done, a load that fails is no matter of the config any more, and
+    # is tried again
     *raises("runtime_error", "crashed", "setup", "RuntimeError: something else broke"),
     Lapse("memory_error@second", "host_oom", "no memory left"),
     Lapse("system_exit_0@encode", "crashed", "SystemExit: 0"),
@@ -109,7 +113,8 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
     place.write_config(
         ENCODER,
         model__kwargs={"plan": plan},
-        # One row a batch: a chunk of six takes two calls, and no out-of-memory fault can lower the limits further.
+        # One row a batch: a chunk of six takes two calls, and no out-of-memory fault can lower the
+        # limits further.
         chunk__size=6,
         encode__batch_size=1,
         workers__standby=1,
@@ -120,7 +125,9 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
 
 @pytest.mark.soak
 def test_lapse_costs_one_attempt_at_most(survived: Survived) -> None:
-    """A chunk whose first worker misbehaves is done by the second, unless the first had a good result to show."""
+    """A chunk whose first worker misbehaves is done by the second, unless the first had a good
+    result to show.
+    """
     seen, wanted = {}, {}
     for number, lapse in enumerate(LAPSES, start=1):
         events = survived.events_of(number)
@@ -133,7 +140,9 @@ def test_lapse_costs_one_attempt_at_most(survived: Survived) -> None:
 
 
 def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
-    """After all that the final file is right to the byte, the exit code is 0, and `status` has counted each attempt."""
+    """After all that the final file is right to the byte, the exit code is 0, and `status` has
+    counted each attempt.
+    """
     assert survived.ended.returncode == 0, survived.ended.stderr
     survived.place.has(survived.texts)
     wanted = Counter(lapse.outcome for lapse in LAPSES if lapse.outcome)
@@ -146,7 +155,9 @@ def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
 
 
 def test_retry_after_a_device_fault_blocks_launches(survived: Survived) -> None:
-    """The next worker after a broken CUDA context runs with CUDA_LAUNCH_BLOCKING=1, and no other does."""
+    """The next worker after a broken CUDA context runs with CUDA_LAUNCH_BLOCKING=1, and no other
+    does.
+    """
     blocking = {
         int(path.name.rpartition("-")[2]) for path in survived.place.folder.glob("blocking-out-*")
     }
@@ -194,7 +205,8 @@ SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
 CASES = (
     Case("cannot-load", {"out/0": "runtime_error@load"}, 78, {"setup": 1}, SETUP, done=()),
     Case("cannot-import", {"out/0": "import_error@import"}, 78, {"setup": 1}, SETUP, done=()),
-    # On the CPU an error of a GPU is the encoder's own; tests/process/test_gpus.py has those of GPUs.
+    # On the CPU an error of a GPU is the encoder's own; tests/process/test_gpus.py has those of
+    # GPUs.
     Case(
         "no-gpu",
         {"out/0": "no_gpu@load"},
@@ -233,7 +245,8 @@ CASES = (
         "no-memory-for-the-smallest-batch",
         {"out/1": "cuda_oom@encode"},
         69,
-        # Halved twice, and looked at once more; then three of its shortest texts do not fit, though others do.
+        # Halved twice, and looked at once more; then three of its shortest texts do not fit, though
+        # others do.
         {"committed": 2, "gpu_oom": 6},
         ("batches: from now on at most 1 row", "not complete: out chunk 1 failed in every try"),
         done=(0, 2),
@@ -277,7 +290,8 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
     assert all(word in ended.stderr for word in case.words), ended.stderr
     status = place.status()
     committed = {event["chunk"] for event in place.named("chunk_committed")}
-    # On a busy machine the last try of a chunk may come before the first try of those behind it, and end the run.
+    # On a busy machine the last try of a chunk may come before the first try of those behind it,
+    # and end the run.
     behind = set() if case.code in (0, 3) else {2} & set(case.done) - committed
     assert committed | behind == set(case.done)
     assert Counter(status["attempts"]) + Counter(committed=len(behind)) == Counter(case.attempts)
@@ -296,7 +310,9 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_run_that_cannot_be_completed(workplace: Workplace, case: Case) -> None:
-    """A worker that fails every time ends the run with the code of its fault, and nothing that is done is lost."""
+    """A worker that fails every time ends the run with the code of its fault, and nothing that is
+    done is lost.
+    """
     prepare(workplace, case)
     check_case(workplace, case, workplace.run())
 
@@ -325,7 +341,9 @@ OUT_OF_MEMORY = (
 
 
 def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
-    """Every spelling of GPU out-of-memory halves the batches of the output, and the vectors are right."""
+    """Every spelling of GPU out-of-memory halves the batches of the output, and the vectors are
+    right.
+    """
     texts = [f"text {number}" for number in range(128 * len(OUT_OF_MEMORY))]
     workplace.write_source(texts)
     plan = {f"out/{chunk}": f"{name}@encode" for chunk, name in enumerate(OUT_OF_MEMORY)}
@@ -389,7 +407,9 @@ SLOW_CASES = (
 
 @pytest.mark.soak
 def test_runs_that_have_to_wait(tmp_path: Path) -> None:
-    """Workers that stand still are ended and replaced; a world that is not ready is waited for, up to the limit."""
+    """Workers that stand still are ended and replaced; a world that is not ready is waited for, up
+    to the limit.
+    """
 
     def run(numbered: tuple[int, Case]) -> tuple[Case, Workplace, Ended]:
         number, case = numbered
@@ -399,7 +419,8 @@ def test_runs_that_have_to_wait(tmp_path: Path) -> None:
         prepare(place, case)
         return case, place, finish(place.begin())
 
-    # Most of the time they wait; but all of them at once are a load under which a good worker may seem to stand still.
+    # Most of the time they wait; but all of them at once are a load under which a good worker may
+    # seem to stand still.
     with ThreadPoolExecutor(4) as pool:
         ended = list(pool.map(run, enumerate(SLOW_CASES)))
     # All of them have ended before the first is looked at: a test that fails leaves none behind.

@@ -1,4 +1,6 @@
-"""Whatever becomes of the files of a workdir: the next run computes anew or refuses, and never gives wrong vectors."""
+"""Whatever becomes of the files of a workdir: the next run computes anew or refuses, and never
+gives wrong vectors.
+"""
 
 import json
 import shutil
@@ -33,7 +35,9 @@ from scripted_workplace import ScriptedWorkplace
 def test_any_file_damaged(
     tmp_path: Path, state: Callable[[Path], ScriptedWorkplace], damage: Callable[[Path], None]
 ) -> None:
-    """One file of the workdir is damaged or gone: only where the identity is lost does a run refuse to go on."""
+    """One file of the workdir is damaged or gone: only where the identity is lost does a run refuse
+    to go on.
+    """
     made = state(tmp_path / "made")
     refused = []
     for number, name in enumerate(files_of(made.workdir)):
@@ -50,7 +54,9 @@ def test_any_file_damaged(
 
 
 def test_damaged_in_place(tmp_path: Path) -> None:
-    """A change that leaves size and modification time alone is seen in files that are not read at every run."""
+    """A change that leaves size and modification time alone is seen in files that are not read at
+    every run.
+    """
     place = complete(tmp_path / "complete")
     for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/final.json"):
         flip_in_place(place.workdir / name)
@@ -73,7 +79,9 @@ def test_damaged_in_place(tmp_path: Path) -> None:
 
 
 def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
-    """The last chunk is adopted, no worker was wanted; then another one is found damaged, and computed again."""
+    """The last chunk is adopted, no worker was wanted; then another one is found damaged, and
+    computed again.
+    """
     place = unjudged(tmp_path / "unjudged")
     (chunk,) = place.hidden.glob("outputs/out/0001/chunks/000/000002-*.npy")
     truncate(chunk)
@@ -117,7 +125,9 @@ def _state(place: ScriptedWorkplace, what: str) -> Path:
 
 
 def test_what_is_in_the_place(tmp_path: Path) -> None:
-    """A file at the final's place is kept next to it; without the identity nothing is begun, and that is said."""
+    """A file at the final's place is kept next to it; without the identity nothing is begun, and
+    that is said.
+    """
     place = unfinished(tmp_path / "place")
     (place.workdir / "out.npy").write_bytes(b"mine")
     place.lift(LAST)

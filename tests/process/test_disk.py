@@ -40,7 +40,9 @@ def failing(
 
 
 def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the dimension is known the run says that the rest does not fit, keeps what is done, and goes on later."""
+    """Once the dimension is known the run says that the rest does not fit, keeps what is done, and
+    goes on later.
+    """
     monkeypatch.setattr("chunkvisor.core.store.free_bytes", lambda folder: 1000)
     ended = place.ends(74)
     assert "output out does not fit on the disk" in ended.stderr
@@ -51,7 +53,9 @@ def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.Mo
 
 
 def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not computed again."""
+    """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not
+    computed again.
+    """
     place.ends(0)
     shutil.rmtree(place.workdir)
     place.lay("t4", "damage!")
@@ -83,7 +87,9 @@ def test_state_of_parts_waits_for_the_disk(
 def test_a_failing_disk_is_told_under_quiet(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in any case."""
+    """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in
+    any case.
+    """
     failing(1, Ledger, "commit", monkeypatch, errno.EIO)
     ended = place.gives(TEXTS, "--quiet")
     assert "the disk reported an error" in ended.stderr

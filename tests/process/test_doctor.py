@@ -48,7 +48,9 @@ def found(job: Workplace, expected: int, **env: str) -> dict[str, Any]:
 
 
 def test_a_job_that_this_machine_can_do(job: Workplace) -> None:
-    """A sample is encoded, and no workdir is made; a missing source and an unknown key are faults of the config."""
+    """A sample is encoded, and no workdir is made; a missing source and an unknown key are faults
+    of the config.
+    """
     assert found(job, 0)["encoding"]["state"] == "ok"
     assert not job.workdir.exists()
 
@@ -71,7 +73,9 @@ def test_an_encoder_that_does_not_work(job: Workplace) -> None:
 
 
 def test_a_model_that_is_nowhere(job: Workplace) -> None:
-    """A path without a model and a hub id that is not in the cache are told apart, without asking the hub."""
+    """A path without a model and a hub id that is not in the cache are told apart, without asking
+    the hub.
+    """
     job.write_config("sentence-transformers", model__name="./no/such/folder")
     assert "no model folder" in found(job, 78)["model"]["meaning"]
 

@@ -46,7 +46,8 @@ kill -KILL $!
 rm armed
 exit 137
 """
-"""`timeout -s KILL SECONDS COMMAND` whose seconds are over when the run is half-way, however fast the machine is."""
+"""`timeout -s KILL SECONDS COMMAND` whose seconds are over when the run is half-way, however fast
+the machine is."""
 
 
 def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
@@ -77,11 +78,14 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
 
 
 def test_migration_page_has_every_argument() -> None:
-    """The page says of every argument of sentence-transformers' encode and constructor what became of it."""
+    """The page says of every argument of sentence-transformers' encode and constructor what became
+    of it.
+    """
     if (package := importlib.util.find_spec("sentence_transformers")) is None:
         pytest.skip("sentence_transformers is not installed (extra: worker)")
     assert package.origin is not None
-    # Read and not imported, which would take torch along. `use_auth_token` is the old name of `token`.
+    # Read and not imported, which would take torch along. `use_auth_token` is the old name of
+    # `token`.
     source = Path(package.origin).with_name("sentence_transformer") / "model.py"
     (model,) = [
         node for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.ClassDef)

@@ -1,4 +1,6 @@
-"""The fire drill: every fault is provoked, seen for what it is, and survived; nothing is left behind."""
+"""The fire drill: every fault is provoked, seen for what it is, and survived; nothing is left
+behind.
+"""
 
 import json
 import re
@@ -43,7 +45,9 @@ def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
 
 
 def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> None:
-    """A fault of every kind is recovered from; there is no scratch folder, and a real run's workdir is as it was."""
+    """A fault of every kind is recovered from; there is no scratch folder, and a real run's workdir
+    is as it was.
+    """
     prepare(workplace)
     workplace.ends(0)
     before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
@@ -61,7 +65,9 @@ def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> Non
 def test_what_cannot_be_drilled(
     workplace: Workplace, encoder: str, texts: list[str], words: str
 ) -> None:
-    """With too few texts, or if the undisturbed run fails, a drill says so with 78, and provokes no fault."""
+    """With too few texts, or if the undisturbed run fails, a drill says so with 78, and provokes no
+    fault.
+    """
     workplace.write_source(texts)
     workplace.write_config(encoder)
     ended = workplace.does("drill", code=78)
@@ -94,7 +100,9 @@ def test_what_is_no_recovery(
 
 
 def test_all_know_the_same_faults() -> None:
-    """Each fault but one has its sabotage in the worker; the page lists them, and marks those that are simulated."""
+    """Each fault but one has its sabotage in the worker; the page lists them, and marks those that
+    are simulated.
+    """
     assert {fault.name for fault in FAULTS} - {PARENT_KILLED} == set(SABOTAGES)
     page = text_of(ROOT / "docs" / "reference" / "checks.md").partition("### The faults\n")[2]
     listed = re.findall(r"^- `([\w-]+)`: .*?(\(simulated\))?$", page, re.MULTILINE)

@@ -62,14 +62,19 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def test_one_file(desk: Desk) -> None:
-    """File and manifest appear, their mode by the umask, the state is gone; the same command again finds it done."""
+    """File and manifest appear, their mode by the umask, the state is gone; the same command again
+    finds it done.
+    """
     ended = desk.encode("--column", "text", "--chunk-size", "2")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(TEXTS))
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
     assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
     ended = desk.call("status", str(desk.state))
-    gone = f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and removed its work"
+    gone = (
+        f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and "
+        f"removed its work"
+    )
     assert (ended.returncode, ended.stderr.splitlines()[0]) == (78, f"{gone} folder")
     for path in (desk.out, desk.out.with_suffix(".json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
@@ -96,7 +101,9 @@ def test_another_file_is_neither_the_answer_nor_replaced(desk: Desk) -> None:
 
 @pytest.mark.parametrize("how", ["strange", "changed"])
 def test_a_file_that_it_did_not_make_is_kept(desk: Desk, how: str) -> None:
-    """A file that is not what `encode` made is never replaced unasked, one that it never made by no option."""
+    """A file that is not what `encode` made is never replaced unasked, one that it never made by no
+    option.
+    """
     if how == "changed":
         assert desk.encode("--column", "text").returncode == 0
     desk.out.parent.mkdir(exist_ok=True)
@@ -148,7 +155,9 @@ def test_what_is_kept(desk: Desk) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_anywhere(tmp_path: Path, when: str) -> None:
-    """Killed at any change of a name, the same command goes on; no text is encoded twice, and nothing is left over."""
+    """Killed at any change of a name, the same command goes on; no text is encoded twice, and
+    nothing is left over.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink")
     model = "--model m --encoder scripted:make --device cpu --set workers.standby=0"
@@ -174,7 +183,9 @@ def test_killed_anywhere(tmp_path: Path, when: str) -> None:
 
 
 def test_quarantine_and_retry(desk: Desk) -> None:
-    """Rows without a vector: exit 3 and NaN; after a mend, `retry` and the same command give the whole file."""
+    """Rows without a vector: exit 3 and NaN; after a mend, `retry` and the same command give the
+    whole file.
+    """
     desk.write_source(["one", "bad", "two"])
     mine = desk.state / "notes.txt"
     mine.parent.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""Encoders that ask a server: what passes is waited for and blames no text; an error in their own code ends the run."""
+"""Encoders that ask a server: what passes is waited for and blames no text; an error in their own
+code ends the run.
+"""
 
 import json
 import shutil
@@ -58,7 +60,9 @@ def completes(asking: Workplace) -> None:
 
 
 def test_a_server_that_is_busy_is_waited_for(asking: Workplace) -> None:
-    """429 with Retry-After and 500 cost time only: every row has its vector, and the answers' order does not matter."""
+    """429 with Retry-After and 500 cost time only: every row has its vector, and the answers' order
+    does not matter.
+    """
     Server.answers[:] = [200, 429, 500]
     completes(asking)
     waits = asking.named("waiting")
@@ -69,7 +73,9 @@ def test_a_server_that_is_busy_is_waited_for(asking: Workplace) -> None:
 
 
 def test_a_server_that_stays_down_ends_the_run(asking: Workplace) -> None:
-    """With 75, when recovery.wait_timeout is over; what is done is kept, and the next run does the rest."""
+    """With 75, when recovery.wait_timeout is over; what is done is kept, and the next run does the
+    rest.
+    """
     Server.answers[:] = [200] * 2 + [503] * 100
     assert "HTTP Error 503" in asking.ends(75, "--set", "recovery.wait_timeout=0.2").stderr
     assert asking.status()["outputs"]["out"]["chunks_done"] == 1
@@ -132,7 +138,9 @@ LATE = "'text 15' in texts"
 def test_what_an_encoder_raises(
     workplace: Workplace, line: str, when: str, code: int, words: str
 ) -> None:
-    """What passes is waited for, then ends with 75; a mistake ends with 78 and its place, or is that of one text."""
+    """What passes is waited for, then ends with 75; a mistake ends with 78 and its place, or is
+    that of one text.
+    """
     (workplace.folder / "own.py").write_text(OWN.format(line=line, when=when))
     workplace.write_source([f"text {number}" for number in range(20)])
     workplace.write_config("own:make", recovery__wait_timeout=0.2)

@@ -1,4 +1,6 @@
-"""Every run ends: by its texts, where one of them is the cause, or by a code and a remedy; workers really die."""
+"""Every run ends: by its texts, where one of them is the cause, or by a code and a remedy; workers
+really die.
+"""
 
 import shutil
 
@@ -14,7 +16,9 @@ DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "quote GPU has fallen off
 
 @pytest.mark.parametrize("deed", DEEDS)
 def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -> None:
-    """However it does so, it alone is quarantined, its neighbors have their vectors, and it costs few attempts."""
+    """However it does so, it alone is quarantined, its neighbors have their vectors, and it costs
+    few attempts.
+    """
     texts = [*TEXTS[:BAD], f"do {deed}", *TEXTS[BAD + 1 :]]
     workplace.write_source(texts)
     workplace.write_config("deadly:make", chunk__size=20, encode__batch_size=8)
@@ -26,7 +30,9 @@ def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -
 
 
 def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> None:
-    """Where workers have encoded before, more failed starts than recovery.attempts end no run within wait_timeout."""
+    """Where workers have encoded before, more failed starts than recovery.attempts end no run
+    within wait_timeout.
+    """
     workplace.write_source(TEXTS)
     kwargs = {"plan": {"out/5": "runtime_error@load"}, "times": 4}
     workplace.write_config("misbehaving:make", model__kwargs=kwargs, recovery__attempts=2)
@@ -40,7 +46,9 @@ def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> No
 def test_a_workdir_that_is_moved_or_removed_ends_the_run(
     workplace: Workplace, when: str, removed: bool
 ) -> None:
-    """The last lines say that, and neither that the machine is set up wrongly nor that there is a bug; 74."""
+    """The last lines say that, and neither that the machine is set up wrongly nor that there is a
+    bug; 74.
+    """
     workplace.write_source(TEXTS)
     workplace.write_config("waiting:make", model__kwargs={"chunk": 2})
     run = workplace.begin()

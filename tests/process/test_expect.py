@@ -1,4 +1,6 @@
-"""Vectors that the model must give: in doctor, plan and run, and the file of them that audit writes."""
+"""Vectors that the model must give: in doctor, plan and run, and the file of them that audit
+writes.
+"""
 
 import json
 from pathlib import Path
@@ -34,7 +36,9 @@ def finding(workplace: Workplace, code: int) -> dict[str, str]:
 
 
 def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> None:
-    """A run and the doctor name text, cosine and file, and nothing is encoded; with the same vectors they go on."""
+    """A run and the doctor name text, cosine and file, and nothing is encoded; with the same
+    vectors they go on.
+    """
     path = written(workplace)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [len(line["vector"]) for line in lines] == [32] * 10
@@ -74,7 +78,9 @@ def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, 
 
 
 def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> None:
-    """The doctor loads the model twice; that it has other weights each time is a fault of the config."""
+    """The doctor loads the model twice; that it has other weights each time is a fault of the
+    config.
+    """
     prepare(workplace)
     workplace.write_config("random_weights:drawn")
     ended = workplace.does("doctor", code=78)

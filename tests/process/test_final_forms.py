@@ -1,4 +1,6 @@
-"""Finals in the form that the config asks for, from a run as a person starts it: made, found done, made anew."""
+"""Finals in the form that the config asks for, from a run as a person starts it: made, found done,
+made anew.
+"""
 
 import importlib.util
 import json
@@ -30,7 +32,9 @@ def set_form(place: ScriptedWorkplace, form: dict[str, str]) -> None:
 
 
 def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
-    """float16 with a bad row: NaN, listed and told by code 3; retried it is whole; no other form is made of it."""
+    """float16 with a bad row: NaN, listed and told by code 3; retried it is whole; no other form is
+    made of it.
+    """
     place = ScriptedWorkplace.make(
         tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="float16"
     )
@@ -61,7 +65,9 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
 
 
 def test_the_manifest_says_which_text_was_encoded(tmp_path: Path) -> None:
-    """Column, or template and condition: whoever finds a file a year later knows what its vectors are of."""
+    """Column, or template and condition: whoever finds a file a year later knows what its vectors
+    are of.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     assert place.run_here().returncode == 0
     assert place.manifest()["text"] == {"column": "text"}
@@ -72,7 +78,9 @@ def test_the_manifest_says_which_text_was_encoded(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    """A table of row and vector, null where a row has no vector, made from the finished array without encoding."""
+    """A table of row and vector, null where a row has no vector, made from the finished array
+    without encoding.
+    """
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.lay("t1", "value_error!")
@@ -118,7 +126,9 @@ FORMS = [
 def test_killed_between_two_forms(
     tmp_path: Path, before: dict[str, str], after: dict[str, str], when: str
 ) -> None:
-    """A run killed at any step from one form to another loses no row; the next one ends with one form of them."""
+    """A run killed at any step from one form to another loses no row; the next one ends with one
+    form of them.
+    """
     if "format" in before | after:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     place, right = (
@@ -164,7 +174,9 @@ def rows_of(path: Path) -> list[tuple[object, ...]]:
 
 
 def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
-    """Rows that `where` leaves out are in no final; the table beside it says which row is which, also after `clean`."""
+    """Rows that `where` leaves out are in no final; the table beside it says which row is which,
+    also after `clean`.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.source.write_text("".join(json.dumps(row) + "\n" for row in SOURCE))
     config = yaml.safe_load(place.config_path.read_text())
@@ -216,7 +228,9 @@ def combining(folder: Path, **changes: object) -> ScriptedWorkplace:
 
 
 def test_side_by_side(tmp_path: Path) -> None:
-    """Row i is row i of each, a row without a vector in either is marked; found done, made anew after a change."""
+    """Row i is row i of each, a row without a vector in either is marked; found done, made anew
+    after a change.
+    """
     place = combining(tmp_path / "place")
     place.lay("t5", "value_error!")
     assert place.run_here().returncode == 3
@@ -265,7 +279,9 @@ def rows_in(path: Path) -> list[int]:
 
 
 def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows without a vector are in a list next to each final; whatever counts or names them has all."""
+    """All rows without a vector are in a list next to each final; whatever counts or names them has
+    all.
+    """
     monkeypatch.setattr("chunkvisor.outputs.publish.MOST_LISTED", 2)
     place = combining(tmp_path / "place")
     bad = {"out": [0, 1, 2, 6], "again": [1, 5, 6, 7], "both": [0, 1, 2, 5, 6, 7]}
@@ -315,7 +331,9 @@ def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
-    """Outputs of different length are refused by name before anything is encoded, by `run` and by `plan`."""
+    """Outputs of different length are refused by name before anything is encoded, by `run` and by
+    `plan`.
+    """
     place = combining(tmp_path / "place")
     (place.folder / "more.jsonl").write_text('{"text": "t0"}\n')
     for command in ("run", "plan"):

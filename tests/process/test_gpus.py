@@ -1,4 +1,6 @@
-"""Runs on GPUs, which a fake nvidia-smi tells of: health, memory and its holders, several of them, faulty ones."""
+"""Runs on GPUs, which a fake nvidia-smi tells of: health, memory and its holders, several of them,
+faulty ones.
+"""
 
 import re
 from pathlib import Path
@@ -34,7 +36,9 @@ class FakeSmi:
         self._folder = folder
 
     def say(self, **answers: object) -> None:
-        """Memory (MiB), apps (lines), action, gpus, index_code and memory_code (exit codes); None = all is well."""
+        """Memory (MiB), apps (lines), action, gpus, index_code and memory_code (exit codes); None =
+        all is well.
+        """
         for name, answer in answers.items():
             path = self._folder / name
             if answer is None:
@@ -72,7 +76,9 @@ def place(smi: FakeSmi, tmp_path: Path) -> ScriptedWorkplace:
 
 
 def test_a_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWorkplace) -> None:
-    """nvidia-smi is asked at the start and after a worker failed, not between chunks that went well."""
+    """nvidia-smi is asked at the start and after a worker failed, not between chunks that went
+    well.
+    """
     place.gives(FEW)
     assert len(smi.asked()) == 2
     assert not place.named("warned")
@@ -110,7 +116,9 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
 def test_a_gpu_that_stays_unfit_ends_the_run(
     smi: FakeSmi, place: ScriptedWorkplace, answers: dict[str, object], code: int, words: str
 ) -> None:
-    """Past recovery.wait_timeout, or at once where the driver asks for a reset; what is done is kept."""
+    """Past recovery.wait_timeout, or at once where the driver asks for a reset; what is done is
+    kept.
+    """
     place.write_config("scripted:make", chunk__size=4, device="cuda", recovery__wait_timeout=1)
     place.lift("t0")
     place.lay("t4", "wait_for_release")
@@ -137,7 +145,9 @@ def test_a_broken_gpu_at_the_start(smi: FakeSmi, place: ScriptedWorkplace) -> No
 
 
 def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace) -> None:
-    """nvidia-smi that fails once the run has begun is told once; CUDA works, and the run is completed."""
+    """nvidia-smi that fails once the run has begun is told once; CUDA works, and the run is
+    completed.
+    """
     place.lay("t4", "crash")
     smi.say(memory_code=18)
     ended = place.gives(FEW)
@@ -154,9 +164,12 @@ def message(ours_gib: float, *others_gib: float) -> str:
         f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib)
     )
     return (
-        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB of which 0.10 GiB is "
-        f"free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory in use. Of the "
-        f"allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but "
+        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB of "
+        "which 0.10 GiB is "
+        f"free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory "
+        f"in use. Of the "
+        f"allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is "
+        f"reserved by PyTorch but "
         "unallocated."
     )
 
@@ -174,7 +187,9 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
     ids=["figures", "none"],
 )
 def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tries: int) -> None:
-    """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for others."""
+    """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for
+    others.
+    """
     gpus.write_config("memory:make", device="cuda", model__kwargs={"at": "load", "message": said})
     assert "no other process held much of it" in gpus.ends(69).stderr
     assert gpus.status()["attempts"] == {"gpu_busy": tries}
@@ -196,7 +211,9 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
 
 
 def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
-    """The verdict comes before the next worker's `go`: three halvings teach it all, whoever is ready meanwhile."""
+    """The verdict comes before the next worker's `go`: three halvings teach it all, whoever is
+    ready meanwhile.
+    """
     workplace.write_source(TEXTS)
     kwargs = {
         "at": "encode",
@@ -210,7 +227,9 @@ def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
 
 
 def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: FakeSmi) -> None:
-    """The NVML assert on every batch of one chunk: the others are done, and the words are about the GPU."""
+    """The NVML assert on every batch of one chunk: the others are done, and the words are about the
+    GPU.
+    """
     texts = [f"text number {number}" for number in range(3000)]
     gpus.write_source(texts)
     kwargs = {"plan": {"out/1": "nvml_assert@encode"}, "times": None}
@@ -237,7 +256,9 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
 def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(
     gpus: Workplace, smi: FakeSmi
 ) -> None:
-    """A GPU with a hardware fault gives its chunk back to the queue, the others finish, and the rows stay in order."""
+    """A GPU with a hardware fault gives its chunk back to the queue, the others finish, and the
+    rows stay in order.
+    """
     smi.say(gpus="0 1 2 3 4 5 6 7")
     kwargs = {"faulty": "GPU-00000003-aaaa", "wait_s": 0.2}
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
@@ -246,7 +267,9 @@ def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(
 
 
 def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
-    """An error that a text could cause, at every chunk of one GPU: it is the GPU, since the other does the same."""
+    """An error that a text could cause, at every chunk of one GPU: it is the GPU, since the other
+    does the same.
+    """
     smi.say(gpus="0 1")
     kwargs = {
         "faulty": "GPU-00000001-aaaa",
@@ -263,7 +286,8 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
     assert not gpus.named("chunk_split", "chunk_set_aside", "quarantined")
     attempts = gpus.status()["attempts"]
     assert attempts.pop("committed") == 16
-    # It takes one failure and two canaries; a first may begin with its shortest text, before another is known.
+    # It takes one failure and two canaries; a first may begin with its shortest text, before
+    # another is known.
     assert set(attempts) <= {"device_fault", "interrupted"}
     assert 3 <= sum(attempts.values()) <= 6
 
@@ -287,7 +311,9 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> N
 def test_the_next_computes_while_vectors_are_written(
     gpus: Workplace, encoder: str, device: str
 ) -> None:
-    """A worker that needs the device no longer lets the next one have it before it has written and ended."""
+    """A worker that needs the device no longer lets the next one have it before it has written and
+    ended.
+    """
     texts = [f"number {number}" for number in range(5)] + ["the last 5"]
     gpus.write_source(texts)
     changes: dict[str, Any] = {"workers.standby": 1, "chunk.size": 2, "device": device}

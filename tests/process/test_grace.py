@@ -1,6 +1,8 @@
-"""A stop that gives little notice: SIGTERM leaves `recovery.grace`, --stop-after what is left of its time.
+"""A stop that gives little notice: SIGTERM leaves `recovery.grace`, --stop-after what is left of
+its time.
 
-The encoder does a call of 32 texts as soon as a file lets it, so that tests decide how far a chunk is.
+The encoder does a call of 32 texts as soon as a file lets it, so that tests decide how far a chunk
+is.
 """
 
 import subprocess
@@ -50,7 +52,9 @@ def check_resume(place: ScriptedWorkplace, *, lost: set[str]) -> None:
 
 
 def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path) -> None:
-    """A worker that cannot finish its chunk in time leaves after a batch under way: no text is encoded twice."""
+    """A worker that cannot finish its chunk in time leaves after a batch under way: no text is
+    encoded twice.
+    """
     place, process = begun(tmp_path / "place", recovery__grace="25s")
     process.terminate()
     wait_for(lambda: place.named("worker_leaving"))
@@ -81,9 +85,12 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     check_resume(place, lost=set(TEXTS[128:160]))
 
 
-@local_engine_only  # what a node has encoded comes home when its worker ends: see docs/how-to/several-machines.md
+# what a node has encoded comes home when its worker ends: see docs/how-to/several-machines.md
+@local_engine_only
 def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
-    """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch but one."""
+    """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch
+    but one.
+    """
     place, process = begun(tmp_path / "place", recovery__grace=6)
     process.terminate()
     wait_for(lambda: place.named("worker_leaving"))
@@ -93,7 +100,9 @@ def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
 
 
 def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> None:
-    """Its time being over, it saves what is under way as a SIGTERM would, and says that running again goes on."""
+    """Its time being over, it saves what is under way as a SIGTERM would, and says that running
+    again goes on.
+    """
     place = made(tmp_path / "place")
     ended = place.run("--stop-after", "3s")
 

@@ -95,7 +95,9 @@ def loads_or_says_why(path: Path, *overrides: str) -> None:
 @soaked(350)
 @given(st.lists(st.sampled_from(ODD) | st.binary(max_size=20)))
 def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
-    """A config file of any bytes, or a good one with such bytes in its middle, is read or refused in words."""
+    """A config file of any bytes, or a good one with such bytes in its middle, is read or refused
+    in words.
+    """
     path, noise = tmp_path / "config.yaml", b"".join(pieces)
     good = b"workdir: w\nmodel: {name: org/model}\noutputs:\n  a: {source: a.csv, column: text}\n"
     at = int.from_bytes(hashlib.sha256(noise).digest()[:2], "big") % len(good)
@@ -109,7 +111,9 @@ def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
 def test_config_of_any_values(
     tmp_path: Path, changes: dict[tuple[str, ...], Any], value: Any
 ) -> None:
-    """Any values under the keys that there are, in the file or by --set, make a config or are refused in words."""
+    """Any values under the keys that there are, in the file or by --set, make a config or are
+    refused in words.
+    """
     config: dict[str, Any] = {
         "workdir": "w",
         "model": {"name": "m"},
@@ -156,7 +160,9 @@ def source(draw: st.DrawFn) -> tuple[str, bytes, bytes]:
 @soaked(600)
 @given(source())
 def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes, bytes]) -> None:
-    """A damaged text source is refused with file and line, or gives the very rows that the standard library reads."""
+    """A damaged text source is refused with file and line, or gives the very rows that the standard
+    library reads.
+    """
     suffix, data, plain = made
     path = tmp_path / f"source{suffix}"
     path.write_bytes(data)
@@ -205,7 +211,9 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """One output complete but for a quarantined row, another in pieces, and an attempt with every record."""
+    """One output complete but for a quarantined row, another in pieces, and an attempt with every
+    record.
+    """
     folder = tmp_path_factory.mktemp("hostile") / "place"
     outputs = {name: {"source": f"{name}.jsonl", "column": "text"} for name in ("out", "more")}
     place = ScriptedWorkplace.make(

@@ -92,7 +92,9 @@ def right_rows(path: Path, rows: list[int]) -> None:
 def test_attempt_of_any_content(
     place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Whatever an attempt leaves in its folder is judged, and no wrong vector counts as a result or as a batch."""
+    """Whatever an attempt leaves in its folder is judged, and no wrong vector counts as a result or
+    as a batch.
+    """
     original = data.draw(st.sampled_from(attempts(place)))
     folder = tmp_path / "attempt"
     shutil.rmtree(folder, ignore_errors=True)

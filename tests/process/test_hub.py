@@ -40,7 +40,9 @@ pytestmark = needs("huggingface_hub")
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Serves models, the last commit of each as its main; the first requests can be answered with an error."""
+    """Serves models, the last commit of each as its main; the first requests can be answered with
+    an error.
+    """
 
     daemon_threads = True
 
@@ -136,7 +138,9 @@ def names(source: ModelSource) -> set[str]:
 
 
 def test_a_model_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
-    """The commit is fixed, weights in old formats are left out (but not for ONNX), and a resume asks nobody."""
+    """The commit is fixed, weights in old formats are left out (but not for ONNX), and a resume
+    asks nobody.
+    """
     first = resolve(tmp_path, [])
     asked = len(hub.asked)
     again = resolve(tmp_path, [])
@@ -149,7 +153,9 @@ def test_a_model_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_what_is_fixed_stays_beside_another_model(hub: Hub, tmp_path: Path) -> None:
-    """A run with another revision or a local folder takes no commit from another; one from scratch asks the hub."""
+    """A run with another revision or a local folder takes no commit from another; one from scratch
+    asks the hub.
+    """
     anew = resolve(tmp_path, [], anew=True)
     first = resolve(tmp_path, [])
     assert anew == first
@@ -210,7 +216,9 @@ def job(workplace: Workplace) -> Workplace:
 
 @pytest.mark.model
 def test_code_in_another_repository(hub: Hub, job: Workplace) -> None:
-    """It is fetched and pinned like the model, whatever the shared cache learns later, and named in the manifest."""
+    """It is fetched and pinned like the model, whatever the shared cache learns later, and named in
+    the manifest.
+    """
     from sentence_transformers import SentenceTransformer
 
     path, texts = elsewhere(job.folder), ["one", "two", "three", "four"]
@@ -238,7 +246,9 @@ def test_code_in_another_repository(hub: Hub, job: Workplace) -> None:
 
 
 def test_a_base_that_moves_is_another_model(hub: Hub, job: Workplace) -> None:
-    """The base of an adapter is fetched, fixed for the workdir, and refused as another model where that is lost."""
+    """The base of an adapter is fetched, fixed for the workdir, and refused as another model where
+    that is lost.
+    """
     adapter = b'{"base_model_name_or_path": "own/base"}'
     modules = b'[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]'
     pooling = {"modules.json": modules, "1_Pooling/config.json": b"{}"}

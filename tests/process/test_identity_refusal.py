@@ -1,4 +1,6 @@
-"""What would give other vectors is refused with words for the old and the new; what would not, is not."""
+"""What would give other vectors is refused with words for the old and the new; what would not, is
+not.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,9 @@ def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
 def test_changed_config(
     place: ScriptedWorkplace, changes: dict[str, Any], words: list[str]
 ) -> None:
-    """A key that shapes the vectors is named with its old and its new value, and nothing is touched."""
+    """A key that shapes the vectors is named with its old and its new value, and nothing is
+    touched.
+    """
     before = snapshot(place)
     configure(place, **changes)
     ended = place.run_here()
@@ -125,7 +129,9 @@ def finished(place: ScriptedWorkplace) -> ScriptedWorkplace:
 def test_a_beginning_that_comes_to_nothing(
     finished: ScriptedWorkplace, outputs: dict[str, Any]
 ) -> None:
-    """A column that is not there, or an output whose name is taken, ends the run with 78; every file is as it was."""
+    """A column that is not there, or an output whose name is taken, ends the run with 78; every
+    file is as it was.
+    """
     (finished.workdir / "second.npy").write_bytes(b"somebody's")
     before = snapshot(finished)
     configure(finished, outputs=outputs)
@@ -135,7 +141,9 @@ def test_a_beginning_that_comes_to_nothing(
 
 
 def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) -> None:
-    """While the new run has no final file the old one stays; all texts are encoded anew, with or without the flag."""
+    """While the new run has no final file the old one stays; all texts are encoded anew, with or
+    without the flag.
+    """
     final, before = (finished.workdir / "out.npy").read_bytes(), len(finished.calls())
     finished.write_source([*TEXTS[:2], "n0", "n1", "n2"])
     finished.lay("n2", "damage!")

@@ -1,4 +1,6 @@
-"""What a container does with a run: process 1 of a namespace of its own, a volume, SIGTERM, and another container."""
+"""What a container does with a run: process 1 of a namespace of its own, a volume, SIGTERM, and
+another container.
+"""
 
 import json
 import os
@@ -24,7 +26,8 @@ EXAMPLES = ROOT / "examples" / "containers"
 ]
 _, JOB = yaml.safe_load_all((EXAMPLES / "job.yaml").read_text())
 POD = JOB["spec"]["template"]["spec"]
-# Processes of a number and a /proc of their own, which end with the first of them, as in a container.
+# Processes of a number and a /proc of their own, which end with the first of them, as in a
+# container.
 NAMESPACE = (
     "unshare",
     *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
@@ -58,7 +61,9 @@ pytestmark = [
 
 @pytest.fixture
 def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts a container over a workplace whose second chunk waits: the image's entry point, the Job's arguments."""
+    """Starts a container over a workplace whose second chunk waits: the image's entry point, the
+    Job's arguments.
+    """
     workplace.write_source(TEXTS)
     workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
     (first, config) = POD["containers"][0]["args"]
@@ -83,7 +88,9 @@ def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]
 def test_a_container_is_continued(
     workplace: Workplace, start: Callable[[], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    """SIGTERM to process 1 ends it with 143 and saved work, SIGKILL at once; the next one does what is left."""
+    """SIGTERM to process 1 ends it with 143 and saved work, SIGKILL at once; the next one does what
+    is left.
+    """
     container = start()
     wait_for((workplace.folder / "waiting").exists)
 

@@ -1,4 +1,6 @@
-"""What is not ours stays as it is: files of the person's in our places, places that a person names, copied workdirs."""
+"""What is not ours stays as it is: files of the person's in our places, places that a person names,
+copied workdirs.
+"""
 
 import os
 import shutil
@@ -48,7 +50,9 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 
 @pytest.mark.parametrize("name", ["out.npy", "out.json", "report.html", "out.truncated.jsonl"])
 def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
-    """A run in a folder with something of the person's under a name that we need is refused by that name."""
+    """A run in a folder with something of the person's under a name that we need is refused by that
+    name.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     mine = place.folder / name
     mine.write_text("mine\n")
@@ -61,7 +65,9 @@ def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
 
 
 def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
-    """`workdir: .` next to config and source is fine, and `clean` leaves them; our files are these, and private."""
+    """`workdir: .` next to config and source is fine, and `clean` leaves them; our files are these,
+    and private.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     (place.folder / "notes.json").write_text("mine")
     before, names = contents(place.folder), {path.name for path in place.folder.iterdir()}
@@ -128,7 +134,9 @@ def test_state_that_is_not_ours(
 
 @pytest.mark.parametrize("source", [".chunkvisor/*.jsonl", "../place/.chunkvisor/events.jsonl"])
 def test_source_is_not_a_state_file(tmp_path: Path, source: str) -> None:
-    """A source that is a file of the run's own, or a pattern that matches one, is refused, by `plan` as well."""
+    """A source that is a file of the run's own, or a pattern that matches one, is refused, by
+    `plan` as well.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     place.ends(0)
     place.write_config(
@@ -159,7 +167,9 @@ def a_file(path: Path) -> None:
 def test_named_place_is_not_written_over(
     place: ScriptedWorkplace, command: str, make: Callable[[Path], None]
 ) -> None:
-    """What stands where -o or metrics.textfile points, and chunkvisor has not made, is refused and stays."""
+    """What stands where -o or metrics.textfile points, and chunkvisor has not made, is refused and
+    stays.
+    """
     folder = place.folder / "there"
     folder.mkdir()
     name = {
@@ -185,7 +195,9 @@ def test_named_place_is_not_written_over(
 
 
 def test_own_files_are_replaced(place: ScriptedWorkplace) -> None:
-    """A report and figures of our own are written anew; so is what is empty. Source and state take no figures."""
+    """A report and figures of our own are written anew; so is what is empty. Source and state take
+    no figures.
+    """
     night, figures = place.folder / "night.html", place.folder / "figures.prom"
     night.touch()
     for _ in range(2):
@@ -199,7 +211,9 @@ def test_own_files_are_replaced(place: ScriptedWorkplace) -> None:
 
 
 def test_verify_without_state(place: ScriptedWorkplace) -> None:
-    """A final file is checked by its manifest if the state is gone, in the workdir or anywhere else."""
+    """A final file is checked by its manifest if the state is gone, in the workdir or anywhere
+    else.
+    """
     shutil.rmtree(place.hidden / "outputs")
     elsewhere = place.folder / "results"
     elsewhere.mkdir()
@@ -223,7 +237,9 @@ def test_verify_without_state(place: ScriptedWorkplace) -> None:
 def test_anything_in_the_place_of_a_final(
     place: ScriptedWorkplace, name: str, make: Callable[[Path], None]
 ) -> None:
-    """A pipe, a file, a link or a folder there: each command ends, in words, and writes through no link."""
+    """A pipe, a file, a link or a folder there: each command ends, in words, and writes through no
+    link.
+    """
     path = place.workdir / name
     path.unlink()
     make(path)
@@ -238,7 +254,9 @@ def test_anything_in_the_place_of_a_final(
 
 
 def test_copy_of_a_live_workdir(tmp_path: Path) -> None:
-    """A run, `clean` and `status` in a copy leave the original's workers alone, and do not take the copy for live."""
+    """A run, `clean` and `status` in a copy leave the original's workers alone, and do not take the
+    copy for live.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "slow"], chunk__size=1)
     place.lay("slow", "wait_for_release")
     process = place.begin()

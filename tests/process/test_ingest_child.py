@@ -40,7 +40,9 @@ def large(tmp_path: Path) -> Path:
 
 
 def test_table_is_put_in_place(tmp_path: Path) -> None:
-    """The folder appears whole, without leftovers, and replaces the one before; a refusal leaves that as it was."""
+    """The folder appears whole, without leftovers, and replaces the one before; a refusal leaves
+    that as it was.
+    """
     source, folder = tmp_path / "a.csv", tmp_path / "state" / "odd name; $x"
     for texts in (["x", "y", "x"], ["z"]):
         write_texts(source, texts)
@@ -63,7 +65,9 @@ def test_table_is_put_in_place(tmp_path: Path) -> None:
 
 
 def test_the_first_row(tmp_path: Path) -> None:
-    """What is wrong with the request is found by its first row, also if `where` leaves that row out."""
+    """What is wrong with the request is found by its first row, also if `where` leaves that row
+    out.
+    """
     write_texts(tmp_path / "a.csv", ["x", "y"])
     sources = (str(tmp_path / "a.csv"),)
     try_first_row(IngestRequest(sources, column="text", where="text = 'y'"))
@@ -118,7 +122,9 @@ stage_table(IngestRequest(sources=(sys.argv[1],), column="text"), Path(sys.argv[
 
 
 def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
-    """When the parent, which has not imported DuckDB, is killed, the child is gone without finishing."""
+    """When the parent, which has not imported DuckDB, is killed, the child is gone without
+    finishing.
+    """
     parent = subprocess.run(
         [sys.executable, "-c", PARENT, str(large), str(tmp_path / "table")],
         stdout=subprocess.PIPE,
@@ -152,14 +158,18 @@ def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
 
 
 def test_small_memory(tmp_path: Path, large: Path) -> None:
-    """The least memory that a config may give is enough for a moderate file, of a path that is not UTF-8."""
+    """The least memory that a config may give is enough for a moderate file, of a path that is not
+    UTF-8.
+    """
     large = large.rename(large.with_name("\udcff.txt"))
     request = IngestRequest(sources=(str(large),), column="text", memory_limit_bytes=64 << 20)
     assert stage_table(request, tmp_path / "table", nothing).distinct == 400_000
 
 
 def test_small_memory_for_sql(tmp_path: Path) -> None:
-    """It is enough for sql, where and columns of many JSON lines as well, which are not held at once."""
+    """It is enough for sql, where and columns of many JSON lines as well, which are not held at
+    once.
+    """
     path = tmp_path / "a.jsonl"
     with open(path, "w", encoding="utf-8") as file:
         for number in range(60_000):

@@ -11,7 +11,9 @@ TIME = len("2026-01-31 23:59:59 ")
 
 
 def test_next_number(tmp_path: Path) -> None:
-    """The next number is found whatever follows the numbers that are there, and whatever else lies around."""
+    """The next number is found whatever follows the numbers that are there, and whatever else lies
+    around.
+    """
     for name in ("003_failed", "007-mine", "012 copy", "old_040", "20260131_backup", "notes.txt"):
         (Layout(tmp_path).runs / name).mkdir(parents=True)
     files = open_invocation(Layout(tmp_path))

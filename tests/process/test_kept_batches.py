@@ -1,4 +1,6 @@
-"""What is encoded stays encoded: however an attempt ends, its finished batches are taken over and not made again."""
+"""What is encoded stays encoded: however an attempt ends, its finished batches are taken over and
+not made again.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -29,7 +31,9 @@ def twice(place: ScriptedWorkplace) -> set[str]:
 
 
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
-    """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (how-it-works.md says so)."""
+    """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (how-it-works.md
+    says so).
+    """
     place = workplace(tmp_path / "place", MANY)
     place.lay("text 777", "crash!")
 

@@ -1,4 +1,6 @@
-"""`chunkvisor.encode` in the kernel of a notebook: what its cells show, and what of it a saved notebook holds."""
+"""`chunkvisor.encode` in the kernel of a notebook: what its cells show, and what of it a saved
+notebook holds.
+"""
 
 import os
 import re
@@ -14,11 +16,13 @@ nbclient, nbformat = Late("nbclient"), Late("nbformat")
 pytestmark = [needs("nbclient"), needs("ipykernel")]
 
 CELLS = {
-    "start": 'import chunkvisor\nfew = {"model": "m", "device": "cpu", "chunk_size": 1, "set": ["workers.standby=0"]}',
+    "start": 'import chunkvisor\nfew = {"model": "m", "device": "cpu", "chunk_size": 1, "set": '
+    '["workers.standby=0"]}',
     "lost": '_ = chunkvisor.encode(["one", "bad"], encoder="picky:make", **few)',
     "refused": 'chunkvisor.encode(["one", 3], encoder="good:make", **few)',
     "no hub": 'few["set"] += ["recovery.wait_timeout=0.1"]\nchunkvisor.encode(["one"], **few)',
-    "theirs": 'def texts():\n    yield 1 / 0\n\nchunkvisor.encode(texts(), encoder="good:make", **few)',
+    "theirs": 'def texts():\n    yield 1 / 0\n\nchunkvisor.encode(texts(), encoder="good:make", '
+    "**few)",
 }
 
 
@@ -53,8 +57,8 @@ def test_an_error_shows_the_readers_line_and_the_message(shown: Mapping[str, lis
     said = traceback_in(shown["refused"])
     assert f"----> 1 {CELLS['refused']}" in said
     assert (
-        "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  Convert it, or give None for an empty"
-        in said
+        "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  Convert it, or give None for "
+        "an empty" in said
     )
     assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), (
         "the frames of a generator are the reader's own"
@@ -62,7 +66,9 @@ def test_an_error_shows_the_readers_line_and_the_message(shown: Mapping[str, lis
 
 
 def test_a_saved_notebook_has_the_warning(shown: Mapping[str, list[Any]]) -> None:
-    """A text without a vector is warned of below its cell, and a hub that cannot be reached is an error in words."""
+    """A text without a vector is warned of below its cell, and a hub that cannot be reached is an
+    error in words.
+    """
     assert (
         "QuarantineWarning: 1 row has no vector: texts[1]\n  bad_output: " in shown["lost"][-1].text
     )

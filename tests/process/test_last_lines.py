@@ -1,4 +1,6 @@
-"""What the last lines of a run say is so: its log, its rows, what is kept, and the command that is typed again."""
+"""What the last lines of a run say is so: its log, its rows, what is kept, and the command that is
+typed again.
+"""
 
 import shlex
 import sys
@@ -24,7 +26,9 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 
 @pytest.mark.parametrize(("fault", "empty"), [("kill_worker!", True), ("crash!", False)])
 def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, empty: bool) -> None:
-    """What is killed leaves a log of no bytes, a segmentation fault the stack; the line tells one from the other."""
+    """What is killed leaves a log of no bytes, a segmentation fault the stack; the line tells one
+    from the other.
+    """
     place.lay("t5", fault)
     ended = place.ends(78, "--set", "recovery.on_bad_row=fail")
     (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
@@ -36,7 +40,9 @@ def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, emp
 
 
 def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
-    """It comes with its folder, also after a 78 found on the way; whoever was refused before has just typed it."""
+    """It comes with its folder, also after a 78 found on the way; whoever was refused before has
+    just typed it.
+    """
     place.lay("t5", "value_error!")
     command = f"the command, to run it again: cd {Path.cwd()} && chunkvisor run {place.config_path}"
     failed = place.ends(78, "--set", "recovery.on_bad_row=fail")
@@ -51,7 +57,9 @@ def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
 
 
 def test_status_has_the_command(place: ScriptedWorkplace) -> None:
-    """Whoever finds a stopped run need not know how it was begun; secrets are left out, and so is a fresh start."""
+    """Whoever finds a stopped run need not know how it was begun; secrets are left out, and so is a
+    fresh start.
+    """
     place.lay("t5", "value_error!")
     secrets = ("--set", "env.TOKEN=hf_secret", "--set=env.A=hf_secret")
     place.ends(78, *secrets, "--set", "recovery.on_bad_row=fail", "--from-scratch", "--yes")
@@ -75,13 +83,17 @@ def test_status_has_the_command(place: ScriptedWorkplace) -> None:
 def test_the_command_is_found_from_any_shell(
     called: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program is named as it was called, with its folder: outside a virtual environment no shell knows its name."""
+    """The program is named as it was called, with its folder: outside a virtual environment no
+    shell knows its name.
+    """
     monkeypatch.setattr(sys, "argv", [called, "run"])
     assert command_line("status", "a b") == f"{program} status 'a b'"
 
 
 def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) -> None:
-    """A run that ends, or is killed, before its first vector does not speak of finished work; afterwards it does."""
+    """A run that ends, or is killed, before its first vector does not speak of finished work;
+    afterwards it does.
+    """
     place.lay("t0", "wait_for_release")
     run = place.begin()
     wait_for(place.calls)

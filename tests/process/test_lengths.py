@@ -68,7 +68,9 @@ class Bytes:
 def test_chunks_are_measured_one_by_one(
     tmp_path: Path, chunk_size: int, every: int, lengths: list[int]
 ) -> None:
-    """Every so-manieth chunk is measured, its lengths are uncut, and its batches are those that a worker would cut."""
+    """Every so-manieth chunk is measured, its lengths are uncut, and its batches are those that a
+    worker would cut.
+    """
     limits = Limits(2)
     task = task_of(
         tmp_path, ["x" * n for n in range(1, 8)], chunk_size=chunk_size, every=every, limits=limits

@@ -1,4 +1,6 @@
-"""A model's folder: its digest tells what a worker would load, and a change during a run ends it with nothing mixed."""
+"""A model's folder: its digest tells what a worker would load, and a change during a run ends it
+with nothing mixed.
+"""
 
 import json
 import os
@@ -40,7 +42,9 @@ def read(folder: Path) -> ModelSource:
 
 
 def test_folders_behind_links_count(folder: Path) -> None:
-    """A file in a folder that is a link is one of the model's, and another content gives another revision."""
+    """A file in a folder that is a link is one of the model's, and another content gives another
+    revision.
+    """
     before = read(folder)
     assert str(folder / POOLING) in before.stamps
     (folder / POOLING).write_text('{"mean": null}')
@@ -108,7 +112,8 @@ def job(workplace: Workplace, folder: Path) -> Workplace:
 
 
 def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -> None:
-    """Pooling edited after the first chunk ends the run with 78; put back, the run completes with one model's rows.
+    """Pooling edited after the first chunk ends the run with 78; put back, the run completes with
+    one model's rows.
 
     The second chunk's worker may have loaded either: what it left is not adopted.
     """
@@ -176,7 +181,8 @@ def test_what_the_files_name_outside_the_folder_counts(
 def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(
     job: Workplace, folder: Path
 ) -> None:
-    """The model loads before its digest is known; a file that changes meanwhile has it loaded once more.
+    """The model loads before its digest is known; a file that changes meanwhile has it loaded once
+    more.
 
     `status --json` has the seconds of each.
     """
@@ -198,7 +204,9 @@ def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(
 
 
 def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: Path) -> None:
-    """Where the run is killed before it notices, and the folder is put back, a finished attempt is not adopted."""
+    """Where the run is killed before it notices, and the folder is put back, a finished attempt is
+    not adopted.
+    """
     holds = [job.folder / f"hold-{what}" for what in ("load", TEXTS[0])]
     for hold in holds:
         hold.touch()

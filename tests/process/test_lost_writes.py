@@ -1,4 +1,6 @@
-"""What disks do to a run: calls fail wherever they stand in it, and a power cut leaves what was synced."""
+"""What disks do to a run: calls fail wherever they stand in it, and a power cut leaves what was
+synced.
+"""
 
 import sys
 
@@ -17,7 +19,9 @@ PLAIN = (sys.executable, "-m", "tests.lostwrites", "plain", "--seed", "7", "--fo
 
 
 def test_folders_after_a_power_cut() -> None:
-    """Each is gone on with to the right bytes, and nothing told of is lost; as if nothing were synced, some is."""
+    """Each is gone on with to the right bytes, and nothing told of is lost; as if nothing were
+    synced, some is.
+    """
     assert " 0 unsound" in said_by(*PLAIN, "20")
     said_by(*PLAIN, "30", "--no-syncs", code=1)
 

@@ -54,7 +54,9 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(("umask", "file_mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
-    """Only we may enter the state, under every umask; final files are as the umask says; the workdir lets others in."""
+    """Only we may enter the state, under every umask; final files are as the umask says; the
+    workdir lets others in.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, chunk__keep=True)
     place.lay("t1", "value_error!")
     before = os.umask(umask)
@@ -69,7 +71,9 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
 
 
 def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
-    """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
+    """A colleague's workdir is refused in words to whoever may not write there, and stays as it
+    was.
+    """
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
     place.ends(0)
     before = modes(place.workdir)

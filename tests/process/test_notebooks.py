@@ -1,4 +1,6 @@
-"""The notebooks of examples/notebooks: their cells run from top to bottom, here with a model of eight dimensions."""
+"""The notebooks of examples/notebooks: their cells run from top to bottom, here with a model of
+eight dimensions.
+"""
 
 import importlib.util
 import json
@@ -42,7 +44,9 @@ def cells_of(notebook: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run(notebook: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every cell runs, one after the other, and prints what is promised; those with pandas, where that is installed."""
+    """Every cell runs, one after the other, and prints what is promised; those with pandas, where
+    that is installed.
+    """
     without = {"pandas"} if importlib.util.find_spec("pandas") is None else set()
     names: dict[str, Any] = {}
     for cell in cells_of(notebook):
@@ -60,7 +64,9 @@ def test_the_cells_run(notebook: Path, place: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_clean(notebook: Path) -> None:
-    """No output is stored in it, nor a count of executions, so that a change shows what was changed."""
+    """No output is stored in it, nor a count of executions, so that a change shows what was
+    changed.
+    """
     for cell in cells_of(notebook):
         assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == (
             [],

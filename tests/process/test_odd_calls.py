@@ -1,4 +1,6 @@
-"""Calls that are mistakes: closed and full streams, names too long, wrong encodings, addresses instead of paths."""
+"""Calls that are mistakes: closed and full streams, names too long, wrong encodings, addresses
+instead of paths.
+"""
 
 import os
 import shlex
@@ -91,7 +93,9 @@ def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
 
 
 def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
-    """A run there is refused by name, since the source could not be read into it; nothing else minds."""
+    """A run there is refused by name, since the source could not be read into it; nothing else
+    minds.
+    """
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     place = ScriptedWorkplace.make(folder, TEXTS, **{"outputs.out.source": "rows.jsonl"})
     ended = place.ends(78)
@@ -108,7 +112,9 @@ def steers(text: str) -> bool:
 
 
 def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
-    """Escape sequences in a cell, in names of files and columns, and on the command line come out as marks."""
+    """Escape sequences in a cell, in names of files and columns, and on the command line come out
+    as marks.
+    """
     folder = tmp_path / f"place{ESCAPE}"
     place = ScriptedWorkplace.make(folder, [f"bad{ESCAPE}", "t1"], recovery__attempts=1)
     place.lay(f"bad{ESCAPE}", "value_error!")

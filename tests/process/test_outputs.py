@@ -1,4 +1,6 @@
-"""What an output goes through: where it stands is read without writing, and each step may be cut off."""
+"""What an output goes through: where it stands is read without writing, and each step may be cut
+off.
+"""
 
 import json
 import os
@@ -69,7 +71,9 @@ for words in ("status", "status --json", "verify", "audit", "report -o report.ht
 
 @pytest.mark.parametrize("left", LEFT)
 def test_who_reads_writes_nothing(finished: ScriptedWorkplace, tmp_path: Path, left: str) -> None:
-    """`status`, `verify`, `audit` and `report -o` take a workdir to which nothing can be written, as it is left."""
+    """`status`, `verify`, `audit` and `report -o` take a workdir to which nothing can be written,
+    as it is left.
+    """
     place = finished.copy(tmp_path / "place")
     LEFT[left](place)
     before = tree(place.workdir)
@@ -94,7 +98,9 @@ def test_who_reads_writes_nothing(finished: ScriptedWorkplace, tmp_path: Path, l
 def test_from_scratch_stays_from_scratch(
     finished: ScriptedWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before it is planned, a run from scratch takes nothing over when it goes on as a plain run."""
+    """Stopped before it is planned, a run from scratch takes nothing over when it goes on as a
+    plain run.
+    """
     place = finished.copy(tmp_path / "place")
     before = len(encoded(place))
 
@@ -113,7 +119,9 @@ def test_from_scratch_stays_from_scratch(
 @pytest.mark.parametrize("reused", [False, True])
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_lost_plan(tmp_path: Path, damage: Callable[[Path], None], reused: bool) -> None:
-    """Chunks whose plan is lost are never joined under another; without copies they are not even computed again."""
+    """Chunks whose plan is lost are never joined under another; without copies they are not even
+    computed again.
+    """
     place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     if reused:
         place.write_source(["c", "x"])
@@ -189,7 +197,9 @@ def assert_final(place: ScriptedWorkplace, name: str, texts: Sequence[str]) -> N
 def test_shared_texts_are_encoded_once(
     tmp_path: Path, second: list[str], keys: dict[str, str]
 ) -> None:
-    """What two outputs of a first run share is encoded by the first, and taken over from its chunks."""
+    """What two outputs of a first run share is encoded by the first, and taken over from its
+    chunks.
+    """
     place = two(tmp_path, second, **keys)
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
@@ -201,7 +211,9 @@ def test_shared_texts_are_encoded_once(
 
 
 def test_a_shared_text_is_bad(tmp_path: Path) -> None:
-    """Nothing waits for ever: what the first output quarantines or gives up, the second tries by itself."""
+    """Nothing waits for ever: what the first output quarantines or gives up, the second tries by
+    itself.
+    """
     place = two(tmp_path)
     place.lay("b", "value_error!")
     ended = place.run_here()
@@ -246,7 +258,9 @@ def test_update_of_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_two_killed_anywhere(tmp_path: Path, when: str) -> None:
-    """Killed at any change of a name, a run of two outputs that share texts goes on, and nothing is left over."""
+    """Killed at any change of a name, a run of two outputs that share texts goes on, and nothing is
+    left over.
+    """
     place = two(tmp_path / "place")
     names = ("rename", "replace", "unlink")
     targets = (*(f"pathlib:Path.{name}" for name in names), "shutil:rmtree")

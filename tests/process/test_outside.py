@@ -46,7 +46,9 @@ def figures(path: Path) -> dict[tuple[str, ...], float]:
 
 
 def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
-    """Rows, attempts by outcome, the devices' time and the exit code are in the file when a run has ended."""
+    """Rows, attempts by outcome, the devices' time and the exit code are in the file when a run has
+    ended.
+    """
     texts = [f"text {number}" for number in range(40)]
     workplace.write_source([*texts, *texts])
     kwargs = {"plan": {"out/1": "segfault@encode"}, "times": 1}
@@ -136,7 +138,9 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     "plan", [{}, {"out/0": "segfault@encode"}], ids=["complete", "quarantined"]
 )
 def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[str, str]) -> None:
-    """Rows, or the first bad row and the words of the command; no file and no terminal has an address."""
+    """Rows, or the first bad row and the words of the command; no file and no terminal has an
+    address.
+    """
     workplace.write_source(TEXTS[:8])
     kwargs = {"plan": plan, "times": None}
     workplace.write_config(
@@ -169,7 +173,9 @@ def test_a_wrong_address_is_refused_unseen(workplace: Workplace, value: object) 
 
 
 def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notices arrive in order; one that is never answered does not hold up the end; none tells of a Ctrl-C."""
+    """Notices arrive in order; one that is never answered does not hold up the end; none tells of a
+    Ctrl-C.
+    """
     told, go_on = list[str](), threading.Event()
 
     class Sender:

@@ -31,7 +31,9 @@ def plan_of(place: Workplace, *arguments: str, **environment: str) -> dict[str, 
 
 
 def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
-    """Before any run, rows, texts and chunks are known; nothing is left behind, and no workdir is made."""
+    """Before any run, rows, texts and chunks are known; nothing is left behind, and no workdir is
+    made.
+    """
     workplace.write_source(TEXTS)
     workplace.write_config("good:make", chunk__size=2)
     (tmp_path / "tmp").mkdir()
@@ -79,7 +81,9 @@ def test_beside_a_finished_run(workplace: Workplace) -> None:
 
 
 def test_in_the_middle(workplace: Workplace) -> None:
-    """With some chunks done, only the rest counts; a change of the chunk size has no effect any more."""
+    """With some chunks done, only the rest counts; a change of the chunk size has no effect any
+    more.
+    """
     workplace.write_source([f"text {number}" for number in range(10)])
     kwargs = {"plan": {"out/1": "segfault@encode"}, "times": None}
     workplace.write_config(
@@ -99,7 +103,9 @@ def test_in_the_middle(workplace: Workplace) -> None:
 
 
 def test_another_source_than_before(workplace: Workplace) -> None:
-    """Where the source has changed since, the plan is of the new one, and says that a run wants --update."""
+    """Where the source has changed since, the plan is of the new one, and says that a run wants
+    --update.
+    """
     workplace.write_source(["a", "b"])
     workplace.write_config("good:make")
     assert workplace.run().returncode == 0
@@ -131,7 +137,9 @@ def test_blanks_at_the_end(workplace: Workplace, tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
-    """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before any run."""
+    """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before
+    any run.
+    """
     workplace.write_source([*(f"commit number {number}" for number in range(50)), "word " * 999])
     workplace.write_config(
         "sentence-transformers", model__name=str(minilm_path), workers__standby=1, chunk__size=1000

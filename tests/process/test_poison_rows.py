@@ -1,4 +1,6 @@
-"""Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
+"""Texts that no worker survives: they are found, every other row is right, and a mend costs no more
+than themselves.
+"""
 
 import re
 import shlex
@@ -28,7 +30,9 @@ def parts_folder(place: ScriptedWorkplace) -> Path:
 
 
 def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[int]) -> None:
-    """Just these rows are NaN and in the manifest, with file and line; all other rows are right to the byte."""
+    """Just these rows are NaN and in the manifest, with file and line; all other rows are right to
+    the byte.
+    """
     right = expected(texts)
     right[rows] = np.nan
     vectors = place.vectors()
@@ -69,7 +73,9 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[ScriptedWorkplac
 
 
 def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
-    """A segfault, a ValueError, a NaN and a device-side assert are told by row; so is the second row of a bad text."""
+    """A segfault, a ValueError, a NaN and a device-side assert are told by row; so is the second
+    row of a bad text.
+    """
     place, ended = thousand
     assert ended.returncode == 3, ended.stderr
     assert "finished, but 5 rows could not be encoded" in ended.stderr
@@ -93,7 +99,9 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
 def test_retry_computes_the_bad_texts_only(
     thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path
 ) -> None:
-    """After `retry`, mended texts are computed and nothing else; what is bad still stays in quarantine."""
+    """After `retry`, mended texts are computed and nothing else; what is bad still stays in
+    quarantine.
+    """
     place = thousand[0].copy(tmp_path / "place")
     for row in (SEGFAULT, ASSERT, VALUE_ERROR):
         place.lift(THOUSAND[row])
@@ -154,7 +162,9 @@ def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
 
 
 def test_on_bad_row_fail(tmp_path: Path) -> None:
-    """`recovery.on_bad_row: fail` ends the run at the first bad text with 78, and names file and line."""
+    """`recovery.on_bad_row: fail` ends the run at the first bad text with 78, and names file and
+    line.
+    """
     place = few(tmp_path / "place", recovery__on_bad_row="fail")
     place.lay("t5", "value_error!")
     ended = place.run_here()
@@ -170,7 +180,9 @@ def test_on_bad_row_fail(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_rows(tmp_path: Path) -> None:
-    """More bad texts than `recovery.max_bad_rows` end the run with 78; with a higher limit it goes on from there."""
+    """More bad texts than `recovery.max_bad_rows` end the run with 78; with a higher limit it goes
+    on from there.
+    """
     place = few(tmp_path / "place", recovery__max_bad_rows=2)
     for text in ("t1", "t5", "t6"):
         place.lay(text, "nan!")
@@ -188,7 +200,9 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
 
 
 def test_limit_counts_texts(tmp_path: Path) -> None:
-    """One bad text that stands in three rows is one, and a blank one is named with a `where` that works as printed."""
+    """One bad text that stands in three rows is one, and a blank one is named with a `where` that
+    works as printed.
+    """
     rows = ["t0", " ", " ", "t2", " ", "t3"]
     place = few(tmp_path / "place", rows, recovery__max_bad_rows=1)
     place.lay(" ", "nan!")
@@ -203,7 +217,9 @@ def test_limit_counts_texts(tmp_path: Path) -> None:
 
 
 def test_every_text_is_bad(tmp_path: Path) -> None:
-    """Where no text can be encoded there is no dimension and no file: the run ends with 78, and so does the next."""
+    """Where no text can be encoded there is no dimension and no file: the run ends with 78, and so
+    does the next.
+    """
     place = few(tmp_path / "place", ["t0", "t1"])
     for text in ("t0", "t1"):
         place.lay(text, "value_error!")
@@ -218,7 +234,9 @@ def test_every_text_is_bad(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_given_up(tmp_path: Path) -> None:
-    """Parts that fail for no text's sake are given up for this run; the rest of their chunk is done all the same."""
+    """Parts that fail for no text's sake are given up for this run; the rest of their chunk is done
+    all the same.
+    """
     place = few(tmp_path / "place")
     place.lay("t0", "crash!")
     for text in ("t1", "t3"):
@@ -237,7 +255,9 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
 
 
 def test_run_in_which_everything_fails(tmp_path: Path) -> None:
-    """If every worker crashes it is not the texts: dozens of attempts, then exit 69 and the last record in words."""
+    """If every worker crashes it is not the texts: dozens of attempts, then exit 69 and the last
+    record in words.
+    """
     texts = [f"t{number}" for number in range(64)]
     place = few(tmp_path / "place", texts, chunk__size=64, recovery__attempts=3)
     for text in texts:
@@ -260,7 +280,9 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
 @pytest.mark.soak
 @local_engine_only
 def test_killed_while_taking_apart(tmp_path: Path) -> None:
-    """Killed after an event of a run that takes chunks apart, the next run has the same bytes and quarantine."""
+    """Killed after an event of a run that takes chunks apart, the next run has the same bytes and
+    quarantine.
+    """
     template = few(tmp_path / "template")
     template.lay("t1", "value_error!")
     template.lay("t6", "nan!")
@@ -288,7 +310,9 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
 
 @local_engine_only
 def test_killed_after_parts_came_out_of_order(tmp_path: Path) -> None:
-    """Of a chunk whose last texts were stored before its first ones, the next run goes on with what is missing."""
+    """Of a chunk whose last texts were stored before its first ones, the next run goes on with what
+    is missing.
+    """
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t1", "nan_beside")
     place.lay("t2", "nan kill_both nan")
@@ -343,7 +367,9 @@ def test_damaged(
 
 @local_engine_only  # it damages the part from inside the run
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that turns out damaged when its chunk is put together is computed again by the same run."""
+    """A part that turns out damaged when its chunk is put together is computed again by the same
+    run.
+    """
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t3", "value_error!")
     forget_damaged = Parts.forget_damaged
@@ -370,7 +396,9 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("bad", [1, 333])
 def test_bad_vectors_are_looked_at_once_more_together(tmp_path: Path, bad: int) -> None:
-    """Bad vectors kill no worker: however many there are, one more process looks at them, each alone in its batch."""
+    """Bad vectors kill no worker: however many there are, one more process looks at them, each
+    alone in its batch.
+    """
     texts = [f"t{row}" for row in range(1000)]
     place = few(tmp_path / "place", texts, chunk__size=1000, recovery={"max_bad_rows": 1000})
     rows = [row for row in range(1000) if row * bad // 1000 != (row + 1) * bad // 1000]
@@ -386,7 +414,9 @@ def test_bad_vectors_are_looked_at_once_more_together(tmp_path: Path, bad: int) 
 
 
 def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) -> None:
-    """A model half of whose vectors are bad costs three attempts, and the last words name the dtype."""
+    """A model half of whose vectors are bad costs three attempts, and the last words name the
+    dtype.
+    """
     texts = [f"t{row}" for row in range(1000)]
     place = few(tmp_path / "place", texts, chunk__size=1000)
     for text in texts[::2]:
@@ -402,7 +432,9 @@ def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) 
 
 
 def test_refused_texts_are_tried_again(tmp_path: Path) -> None:
-    """Where no text had a vector, each run says so with 78, with a combination too, and a mended encoder completes."""
+    """Where no text had a vector, each run says so with 78, with a combination too, and a mended
+    encoder completes.
+    """
     texts = ["t0", "t1", "t2"]
     outputs = {
         "other": {"source": "rows.jsonl", "template": "{text}!"},
@@ -446,7 +478,8 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
         (place.workdir / "out.npy").unlink()
         (place.workdir / "out.json").unlink()
     else:
-        # As a run leaves it that is killed when the last text of a chunk has its vector, before the commit.
+        # As a run leaves it that is killed when the last text of a chunk has its vector, before the
+        # commit.
         layout = Layout(place.workdir).output("out")
         ledger = ledger_of(layout)
         assert ledger is not None

@@ -74,7 +74,9 @@ def test_no_texts(tmp_path: Path, more: dict[str, Any], dimension: int) -> None:
 
 
 def test_other_texts_in_the_same_workdir() -> None:
-    """Other texts in a workdir are refused, with what to do in Python's words, unless it is to begin anew."""
+    """Other texts in a workdir are refused, with what to do in Python's words, unless it is to
+    begin anew.
+    """
     encode(["one"], workdir="w")
     with pytest.raises(
         chunkvisor.ChunkvisorError, match="same number of rows, other content"
@@ -106,7 +108,9 @@ def test_update(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("update", [False, True])
 def test_a_damaged_copy_of_the_texts_is_written_anew(tmp_path: Path, update: bool) -> None:
-    """The file of the texts in the workdir is not trusted by its name: each row has the vector of the text given."""
+    """The file of the texts in the workdir is not trusted by its name: each row has the vector of
+    the text given.
+    """
     encode(TEXTS, workdir="mine")
     (copy,) = (tmp_path / "mine").glob("texts-*.jsonl")
     copy.write_text(copy.read_text().replace("two", "owt"))
@@ -117,7 +121,9 @@ def test_a_damaged_copy_of_the_texts_is_written_anew(tmp_path: Path, update: boo
 
 
 def test_a_mapped_array_may_be_changed(tmp_path: Path) -> None:
-    """A caller may normalize the array in place: pages are copied as they are written, and the file stays."""
+    """A caller may normalize the array in place: pages are copied as they are written, and the file
+    stays.
+    """
     vectors = encode(TEXTS, workdir="mine")
     assert vectors.flags.writeable
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -250,7 +256,9 @@ def test_a_text_is_named_as_one_asks_for_it(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_run_reports(workplace: Workplace) -> None:
-    """`run` does what the command does, and reports file, manifest and quarantined rows of each output."""
+    """`run` does what the command does, and reports file, manifest and quarantined rows of each
+    output.
+    """
     workplace.write_source(["one", "bad", "two"])
     workplace.write_config("picky:make")
     with pytest.warns(chunkvisor.QuarantineWarning):
@@ -299,7 +307,9 @@ print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
 
 
 def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
-    """A plain script works: `import chunkvisor` is light, no worker runs the script again, torch stays outside."""
+    """A plain script works: `import chunkvisor` is light, no worker runs the script again, torch
+    stays outside.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = subprocess.run(
         [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False
@@ -326,7 +336,9 @@ except KeyboardInterrupt as interrupt:
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
+    """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in
+    Python.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=99, check=False
     )
@@ -355,7 +367,9 @@ def test_public_names() -> None:
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples of the pages, one after the other, do what they say, here with a model of eight dimensions."""
+    """The examples of the pages, one after the other, do what they say, here with a model of eight
+    dimensions.
+    """
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     model_folder(tmp_path / "model")
     (tmp_path / "articles.csv").write_text("title\nOne thing\nAnother\n")

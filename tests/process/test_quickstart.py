@@ -16,7 +16,9 @@ def script(name: str, *arguments: str | Path) -> str:
 
 
 def test_harvest_and_neighbours(tmp_path: Path) -> None:
-    """The harvest has some thousand rows; neighbours come from the row's own module, never from a row of NaN."""
+    """The harvest has some thousand rows; neighbours come from the row's own module, never from a
+    row of NaN.
+    """
     harvest = tmp_path / "docstrings.jsonl"
     script("harvest.py", "--out", harvest)
     rows = [json.loads(line) for line in harvest.read_text("utf-8").splitlines()]

@@ -1,4 +1,6 @@
-"""The engine Ray on a cluster whose nodes are all on this machine; each of them stands for a machine."""
+"""The engine Ray on a cluster whose nodes are all on this machine; each of them stands for a
+machine.
+"""
 
 import importlib.util
 import os
@@ -29,7 +31,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def place(workplace: Workplace, new_interpreters: None) -> Workplace:
-    """A workplace whose config is still to be written, and whose runs are new interpreters, as a bridge has to be."""
+    """A workplace whose config is still to be written, and whose runs are new interpreters, as a
+    bridge has to be.
+    """
     workplace.write_source(TEXTS)
     return workplace
 
@@ -59,7 +63,9 @@ def agents() -> list[psutil.Process]:
 
 
 def test_no_cluster(place: Workplace) -> None:
-    """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
+    """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to
+    do.
+    """
     place.write_config(
         "good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1}
     )
@@ -70,7 +76,9 @@ def test_no_cluster(place: Workplace) -> None:
     900
 )  # two nodes and some ten workers, one after the other where the machine is busy
 def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
-    """Every row has its vector; a crash, a fault of memory and a NaN on a node get the outcomes that they get here."""
+    """Every row has its vector; a crash, a fault of memory and a NaN on a node get the outcomes
+    that they get here.
+    """
     plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "nan@encode"}
     plan |= {"out/3": "fault_is_a_pipe@encode"}
     configure(
@@ -152,7 +160,9 @@ def test_a_killed_bridge_ends_the_run(place: Workplace, cluster: LocalCluster) -
 def test_a_broken_node_is_left_out(
     place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node on which all fails is named and left out; no text is blamed, and no chunk is charged for it."""
+    """A node on which all fails is named and left out; no text is blamed, and no chunk is charged
+    for it.
+    """
     with monkeypatch.context() as patch:
         patch.delenv(MARK)
         patch.setenv("BROKEN_NODE", "1")
@@ -190,7 +200,9 @@ def test_gpus_of_a_node(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The GPUs of a node are found and asked for there; one that is faulty is left out, and the other goes on."""
+    """The GPUs of a node are found and asked for there; one that is faulty is left out, and the
+    other goes on.
+    """
     folder = tmp_path_factory.mktemp("bin")
     write_program(folder / "nvidia-smi", SMI)
     with monkeypatch.context() as patch:

@@ -1,4 +1,6 @@
-"""A whole run with the real model, against one plain sentence-transformers encode of the same texts."""
+"""A whole run with the real model, against one plain sentence-transformers encode of the same
+texts.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 
 
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
-    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
+    """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length,
+    CJK and emoji, too.
 
     So is an output of fewer dimensions.
     """

@@ -25,9 +25,8 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()
-    urlopen(
-        Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    ).close()  # what another test has left
+    # what another test has left
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "testing",
@@ -42,7 +41,9 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
 
 
 def test_sources_elsewhere(workplace: Workplace, put: Put, new_interpreters: None) -> None:
-    """Files are read as those here: untouched they are not read again, changed they are refused, and updated."""
+    """Files are read as those here: untouched they are not read again, changed they are refused,
+    and updated.
+    """
     address = "s3://texts/data/"
 
     def run(code: int, *words: str) -> str:

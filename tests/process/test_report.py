@@ -71,7 +71,9 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 
 
 def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
-    """At the end of a run the page is there: what became of it, what failed, how long it took, with which config."""
+    """At the end of a run the page is there: what became of it, what failed, how long it took, with
+    which config.
+    """
     place.lay("text 5", "crash")
 
     assert place.run_here().returncode == 0
@@ -112,7 +114,9 @@ def test_a_report_goes_where_it_is_wanted(place: ScriptedWorkplace, tmp_path: Pa
 
 
 def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
-    """Rows without a vector are on the page with file and line; after a halt the last words of the run."""
+    """Rows without a vector are on the page with file and line; after a halt the last words of the
+    run.
+    """
     place.lay("text 5", "value_error!")
     assert place.run_here().returncode == 3
     page = page_of(place.workdir / "report.html")
@@ -152,11 +156,16 @@ def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) ->
 
 
 def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
-    """Markup, control characters, tokens, broken UTF-8 and endless lines of a log or a journal become plain words."""
+    """Markup, control characters, tokens, broken UTF-8 and endless lines of a log or a journal
+    become plain words.
+    """
     place.lay("text 5", "crash")
     assert place.run_here().returncode == 0
     attempt = place.hidden / "outputs/out/0001" / "attempts" / "000001" / "001"
-    hostile = '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}{% endfor %}'
+    hostile = (
+        '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}{% endfor '
+        "%}"
+    )
     (attempt / "worker.log").write_bytes(
         f"{hostile}\n".encode()
         + b"\x1b[2J\x1b]0;title\x07\x00\xff\xfe\xc3(\n"
@@ -228,7 +237,9 @@ def test_a_journal_cannot_show_files_from_elsewhere(
 def test_a_report_does_not_hold_up_the_end(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, owner: str, value: object
 ) -> None:
-    """With a journal beyond the limit it is left to the command; whatever is wrong with it, the run ends as without."""
+    """With a journal beyond the limit it is left to the command; whatever is wrong with it, the run
+    ends as without.
+    """
     monkeypatch.setattr(f"chunkvisor.show.{owner}", value)
     ended = place.run_here()
     assert ended.returncode == 0

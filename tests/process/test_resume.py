@@ -1,4 +1,6 @@
-"""Running again is resuming: whatever was killed, whenever, the same command ends with the same bytes."""
+"""Running again is resuming: whatever was killed, whenever, the same command ends with the same
+bytes.
+"""
 
 import re
 from collections import Counter
@@ -23,7 +25,9 @@ from scripted_workplace import ScriptedWorkplace
     ids=["events", "renames and syncs"],
 )
 def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share: str) -> None:
-    """A folder in which every run was killed at a new place, once before each of them, still comes out right."""
+    """A folder in which every run was killed at a new place, once before each of them, still comes
+    out right.
+    """
     template = eventful(tmp_path / "template").folder
     told = sweep("chain", "before", template, tmp_path / "chain", *targets, share=share)
     assert told[-1]["returncode"] == 0, told[-1]["stderr"]
@@ -41,7 +45,9 @@ def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share:
     ids=lambda value: str(value),
 )
 def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
-    """A worker that is killed is replaced at once; where the supervisor is killed, the next run goes on."""
+    """A worker that is killed is replaced at once; where the supervisor is killed, the next run
+    goes on.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.lay("t2", fault)
     assert place.run().returncode == first
@@ -64,7 +70,9 @@ def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
     ids=str,
 )
 def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
-    """What only changes how the work is done may change at a resume; only what is missing is computed."""
+    """What only changes how the work is done may change at a resume; only what is missing is
+    computed.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
     place.lay("t0", "damage!")
     assert place.run_here().returncode == 75

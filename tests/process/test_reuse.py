@@ -1,4 +1,6 @@
-"""A text that has a vector is not encoded again: in another output, an earlier state or form, another workdir."""
+"""A text that has a vector is not encoded again: in another output, an earlier state or form,
+another workdir.
+"""
 
 import json
 from collections.abc import Sequence
@@ -95,9 +97,8 @@ def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     }
     (other.workdir / "out.npy").unlink()
     place.lift("y")
-    calls = len(
-        encoded(place)
-    )  # after the crash a text that was taken over may have been the canary
+    # after the crash a text that was taken over may have been the canary
+    calls = len(encoded(place))
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert not {"b", "d", "e"}.intersection(encoded(place)[calls:])
@@ -115,7 +116,9 @@ def test_folder_that_is_no_workdir(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
-    """A row without a vector is not taken for one; after a mend, `retry` has only its text encoded, for all outputs."""
+    """A row without a vector is not taken for one; after a mend, `retry` has only its text encoded,
+    for all outputs.
+    """
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
     write_more(place, SECOND)
     place.lay("b", "value_error!")
@@ -150,7 +153,9 @@ NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
     ],
 )
 def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None:
-    """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what is rounded."""
+    """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what
+    is rounded.
+    """
     place = ScriptedWorkplace.make(
         tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before
     )

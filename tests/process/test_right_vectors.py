@@ -1,4 +1,6 @@
-"""The model that is loaded is the model that is described: a table of kinds, equal to plain `encode` or refused."""
+"""The model that is loaded is the model that is described: a table of kinds, equal to plain
+`encode` or refused.
+"""
 
 import functools
 import json
@@ -45,7 +47,9 @@ Build = Callable[[Path], Path]
 def encoded(
     path: Path, model: dict[str, Any], encode: dict[str, Any]
 ) -> tuple[npt.NDArray[np.float32], Loaded]:
-    """The vectors as a run makes them, by the checks of the parent and the worker; and what was loaded."""
+    """The vectors as a run makes them, by the checks of the parent and the worker; and what was
+    loaded.
+    """
     values = {
         "workdir": "w",
         "model": {"name": str(path), **model},
@@ -320,7 +324,9 @@ TOKENIZERS: dict[str, tuple[Build, str, bool]] = {
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
-    """A folder's tokenizer.json decides the tokens, in a run and in a plan, with a note if the library drops it."""
+    """A folder's tokenizer.json decides the tokens, in a run and in a plan, with a note if the
+    library drops it.
+    """
     build, tokens, changed = TOKENIZERS[kind]
     path, heard = build(tmp_path), Heard()
     spec = ModelSpec(str(path), path=str(path))
@@ -333,7 +339,9 @@ def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_other_end_is_kept(tmp_path: Path) -> None:
-    """If only an end token is asked for, the first token of tokenizer.json stays, as in transformers 4."""
+    """If only an end token is asked for, the first token of tokenizer.json stays, as in
+    transformers 4.
+    """
     path = LLAMA()(tmp_path)
     kwargs = {"processor_kwargs": {"add_eos_token": True}}
     model = load_model(ModelSpec(str(path), path=str(path), kwargs=kwargs), "cpu", Heard())
@@ -343,7 +351,9 @@ def test_the_other_end_is_kept(tmp_path: Path) -> None:
 
 
 def test_vectors_are_those_of_the_files_tokenizer(tmp_path: Path) -> None:
-    """Each module has the tokenizer.json of its own folder: a Router's route, and a Transformer in a subfolder."""
+    """Each module has the tokenizer.json of its own folder: a Router's route, and a Transformer in
+    a subfolder.
+    """
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedTokenizerFast
 
@@ -424,7 +434,9 @@ def without_pad(name: str) -> Build:
 
 
 def blind_to_is_causal(folder: Path) -> Path:
-    """A causal model of a class that does not know `is_causal`, whose config.json asks for the other attention."""
+    """A causal model of a class that does not know `is_causal`, whose config.json asks for the
+    other attention.
+    """
     path = kinds.with_code(folder, kinds.ALWAYS_CAUSAL, "Qwen2")
     kinds.change(path / "config.json", is_causal=False)
     return path
@@ -591,7 +603,9 @@ PADDING: dict[str, tuple[Build, dict[str, Any], dict[str, Any] | None]] = {
 
 @pytest.mark.parametrize("kind", PADDING)
 def test_padding(kind: str, tmp_path: Path) -> None:
-    """Vectors that depend on the neighbors are refused, and what the message offers gives those of the texts alone."""
+    """Vectors that depend on the neighbors are refused, and what the message offers gives those of
+    the texts alone.
+    """
     build, encode, mends = PADDING[kind]
     path = build(tmp_path)
     with pytest.raises(
@@ -606,7 +620,9 @@ def test_padding(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_transformers_4_says_of_weights() -> None:
-    """The names of weights are understood from the messages of the versions that the mission's model may need."""
+    """The names of weights are understood from the messages of the versions that the mission's
+    model may need.
+    """
     heard, some = Heard(), "Some weights of"
     heard.hear(
         f"{some} the model checkpoint at m were not used when initializing B: ['cls.a']\n- ..."
@@ -634,7 +650,9 @@ def test_pooling_of_a_model_without_modules(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_is_told(tmp_path: Path) -> None:
-    """The facts have each module's class, the prompt in effect, the attention, the padding and what was warned of."""
+    """The facts have each module's class, the prompt in effect, the attention, the padding and what
+    was warned of.
+    """
     # The library warns of a default prompt once in a process: its name is that of no other test.
     path = kinds.bert(tmp_path / "a", prompts={"mine": "look for: "})
     kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine")
@@ -669,11 +687,14 @@ OF_4_49 = """
     -0.000335 0.046794 0.182472 0.097700 -0.034492 0.179333 0.244227 0.270041
     0.007153 0.144606 0.279511 0.102596 -0.017930 0.267639 0.135181 0.229921
 """
-"""The first 8 dimensions of TEXTS, by sentence-transformers 3.4.1 and transformers 4.49.0 with the folder's code."""
+"""The first 8 dimensions of TEXTS, by sentence-transformers 3.4.1 and transformers 4.49.0 with the
+folder's code."""
 
 
 def test_the_missions_own_model(tmp_path: Path) -> None:
-    """Each way that the messages for Qodo-Embed's kind of folder offer leads to its author's vectors, as printed."""
+    """Each way that the messages for Qodo-Embed's kind of folder offer leads to its author's
+    vectors, as printed.
+    """
     path = kinds.qodo(tmp_path)
     with pytest.raises(Halt, match=r"modeling_qwen\.py, tokenization_qwen\.py") as undecided:
         encoded(path, {}, {})
@@ -725,7 +746,9 @@ def doubts(path: Path, **sections: Any) -> str:
 
 
 def test_a_pointer_of_git_lfs(tmp_path: Path) -> None:
-    """One in the place of any file that is read is refused from the files; of weights nobody reads, it is not."""
+    """One in the place of any file that is read is refused from the files; of weights nobody reads,
+    it is not.
+    """
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     for path in (kinds.dense(tmp_path / "a"), kinds.router(tmp_path / "b")):
         (path / "pytorch_model.bin").write_bytes(pointer)
@@ -747,7 +770,9 @@ def test_a_pointer_of_git_lfs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", PROMPTS)
 def test_prompts_and_tasks(case: str, tmp_path: Path) -> None:
-    """A warning names the model's prompts if none of them is chosen, or if the task changes nothing."""
+    """A warning names the model's prompts if none of them is chosen, or if the task changes
+    nothing.
+    """
     prompts, encode, words = PROMPTS[case]
 
     found = doubts(kinds.bert(tmp_path, prompts=prompts), encode=encode)
@@ -767,7 +792,9 @@ def test_prompts_and_tasks(case: str, tmp_path: Path) -> None:
 def test_a_prompt_that_the_model_does_not_have(
     prompts: dict[str, str], sections: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """Its name is refused with those there are; the empty ones of sentence-transformers do not count."""
+    """Its name is refused with those there are; the empty ones of sentence-transformers do not
+    count.
+    """
     path = kinds.bert(tmp_path, prompts=prompts)
     with pytest.raises(Halt) as refused:
         doubts(path, **sections)
@@ -797,7 +824,9 @@ def configure(job: Workplace, path: Path, **keys: Any) -> None:
 
 
 def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> None:
-    """What the files show ends plan, doctor and run with 78 and the same words, before a worker is started."""
+    """What the files show ends plan, doctor and run with 78 and the same words, before a worker is
+    started.
+    """
     configure(job, kinds.qodo(tmp_path))
     for command in ("plan", "doctor", "run"):
         ended = job.call(command, str(job.config_path))
@@ -809,7 +838,9 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
 
 
 def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
-    """What only loading shows ends the run with 78 after one attempt; with the setting that it names it completes."""
+    """What only loading shows ends the run with 78 after one attempt; with the setting that it
+    names it completes.
+    """
     path = kinds.qodo(tmp_path)
     configure(job, path, model__trust_remote_code=False, workers__start="auto")
 
@@ -829,7 +860,9 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
 def test_padding_that_changes_vectors_ends_run_and_doctor(
     job: Workplace, tmp_path: Path, start: str
 ) -> None:
-    """Both end with 78 and what mends it, before a text is encoded; batches of one text have no padding, and run."""
+    """Both end with 78 and what mends it, before a text is encoded; batches of one text have no
+    padding, and run.
+    """
     path = padded_left(kinds.bert)(tmp_path)
     configure(job, path, workers__start=start)
     for command in ("doctor", "run"):

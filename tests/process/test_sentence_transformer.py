@@ -153,7 +153,9 @@ def test_batches_are_padded_as_the_tokenizer_does(library: Any, side: str) -> No
 def test_limits_and_length_change_the_work_and_not_the_vectors(
     minilm: ModelSpec, library: Any
 ) -> None:
-    """A text is cut at the length asked for; one row or all in a batch give equal vectors; each row is told once."""
+    """A text is cut at the length asked for; one row or all in a batch give equal vectors; each row
+    is told once.
+    """
     model, progress = replace(minilm, max_length=64), _Progress()
     one, _ = run(model, limits=Limits(rows=1))
     all_at_once, encoder = run(model, limits=Limits(rows=10**6, tokens=None), progress=progress)
@@ -245,7 +247,9 @@ FLAT = "end_to_end"
 def attend(
     module: Any, query: Any, key: Any, value: Any, _: Any, *, cu_seq_lens_q: Any = None, **__: Any
 ) -> Any:
-    """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts, width)."""
+    """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts,
+    width).
+    """
     import torch
 
     ends = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
@@ -261,7 +265,9 @@ def attend(
 def test_flash_attention_takes_texts_end_to_end(
     minilm_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts of all lengths share a batch, none of it is padding, and the vectors are those of padded batches."""
+    """Texts of all lengths share a batch, none of it is padding, and the vectors are those of
+    padded batches.
+    """
     from sentence_transformers.base.modules import Transformer
     from transformers import AttentionInterface, DataCollatorWithFlattening
 

@@ -22,7 +22,9 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 
 
 def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
-    """A run is `running` while it lives, `stopped` once it is killed or told to stop, and `complete` at the end."""
+    """A run is `running` while it lives, `stopped` once it is killed or told to stop, and
+    `complete` at the end.
+    """
     process = place.begin()
     wait_for(lambda: len(place.calls()) == 2 and place.status()["attempts"])
     live = place.status()
@@ -52,7 +54,8 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
     assert place.does("verify").stdout.splitlines() == [
         "1 file checked: it is intact",
-        "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same command again to continue",
+        "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same command again to "
+        "continue",
     ]
     told = json.loads(place.does("verify", "--json").stdout)
     assert (told["ok"], told["complete"], told["files"]) == (True, False, 1)
@@ -77,7 +80,9 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
 
 
 def test_halted(place: ScriptedWorkplace) -> None:
-    """A run that gave up is `halted`, and status repeats its last words; outputs of other configs do not matter."""
+    """A run that gave up is `halted`, and status repeats its last words; outputs of other configs
+    do not matter.
+    """
     place.lay("t2", "damage!")
     place.ends(75)
     halted = place.status()
@@ -96,7 +101,9 @@ def test_halted(place: ScriptedWorkplace) -> None:
 
 
 def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
-    """It cannot be asked whether it lives: `status` says where it was, and how long ago it last told of anything."""
+    """It cannot be asked whether it lives: `status` says where it was, and how long ago it last
+    told of anything.
+    """
     process = place.begin()
     wait_for(lambda: len(place.calls()) == 2)
     kill(process)
@@ -112,7 +119,9 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
 def test_a_path_without_a_name_is_no_workdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Any folder that is not a workdir is answered in words, whatever the command, and stays as it is."""
+    """Any folder that is not a workdir is answered in words, whatever the command, and stays as it
+    is.
+    """
     monkeypatch.chdir(tmp_path)
     ended = ScriptedWorkplace(tmp_path).here(command, ".")
     assert ended.returncode == 78, ended.stderr

@@ -53,7 +53,9 @@ def check_resume(workplace: Workplace) -> None:
 def test_first_signal_drains(
     workplace: Workplace, waiting: subprocess.Popen[str], number: signal.Signals, code: int
 ) -> None:
-    """The chunk on the device is finished and committed, nothing new is begun, and a standby is not charged."""
+    """The chunk on the device is finished and committed, nothing new is begun, and a standby is not
+    charged.
+    """
     before = committed(workplace)
     waiting.send_signal(number)
     wait_for(lambda: workplace.named("draining"))

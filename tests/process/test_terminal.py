@@ -1,4 +1,6 @@
-"""What a person sees of a run: in a terminal, in a dumb one, in a pipe, in JSON, quietly, and from another terminal."""
+"""What a person sees of a run: in a terminal, in a dumb one, in a pipe, in JSON, quietly, and from
+another terminal.
+"""
 
 import json
 import re
@@ -47,7 +49,9 @@ def release(place: ScriptedWorkplace) -> None:
 
 
 def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[str]:
-    """What is seen once two chunks are done and the third computes; a signal just before it finds nothing to finish."""
+    """What is seen once two chunks are done and the third computes; a signal just before it finds
+    nothing to finish.
+    """
     wait_for(lambda: any("t4" in call for call in place.calls()))
 
     def seen() -> list[str] | None:
@@ -59,7 +63,9 @@ def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[st
 
 
 def test_live_view(place: ScriptedWorkplace, opened: Open) -> None:
-    """A terminal shows what happens, how far it is and whether to worry; at the end only what has come of it stays."""
+    """A terminal shows what happens, how far it is and whether to worry; at the end only what has
+    come of it stays.
+    """
     place.lay("t0", "crash")
     terminal = opened("run", str(place.config_path), columns=40)
     terminal.wait_for("CPU: out chunk 2, computing")  # what crashed is tried before or after it
@@ -92,7 +98,9 @@ def test_dumb_terminal(place: ScriptedWorkplace, opened: Open) -> None:
 
 
 def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
-    """Ctrl-C finishes what is under way and says so; the last words follow on a clean terminal, cursor and all."""
+    """Ctrl-C finishes what is under way and says so; the last words follow on a clean terminal,
+    cursor and all.
+    """
     terminal = opened("run", str(place.config_path))
     half_way(place, terminal.look)
     terminal.type(b"\x03")
@@ -106,7 +114,9 @@ def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
 
 
 def test_pipe(place: ScriptedWorkplace) -> None:
-    """Without a terminal: one line for each change of state with its time, no control characters, words at the end."""
+    """Without a terminal: one line for each change of state with its time, no control characters,
+    words at the end.
+    """
     place.lay("t0", "crash")
     release(place)
     ended = place.run()
@@ -119,7 +129,9 @@ def test_pipe(place: ScriptedWorkplace) -> None:
 
 @pytest.mark.parametrize(("fault", "code"), [("crash", 0), ("value_error!", 3)])
 def test_quiet(place: ScriptedWorkplace, fault: str, code: int) -> None:
-    """Quietly only what is lost is said, and the last words; a fault that is mended is not. The codes are the same."""
+    """Quietly only what is lost is said, and the last words; a fault that is mended is not. The
+    codes are the same.
+    """
     place.lay("t0", fault)
     release(place)
     ended = place.ends(code, "--quiet")
@@ -130,7 +142,9 @@ def test_quiet(place: ScriptedWorkplace, fault: str, code: int) -> None:
 
 
 def test_json(place: ScriptedWorkplace) -> None:
-    """With --log-format json every line of standard error is an object, last words and refusals included."""
+    """With --log-format json every line of standard error is an object, last words and refusals
+    included.
+    """
     place.lay("t0", "value_error!")
     release(place)
     ended = place.ends(3, "--log-format", "json")
@@ -147,7 +161,9 @@ def test_json(place: ScriptedWorkplace) -> None:
 
 
 def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
-    """`status --watch` may be opened first; it shows the same view, and at a kill says so, and what comes next."""
+    """`status --watch` may be opened first; it shows the same view, and at a kill says so, and what
+    comes next.
+    """
     terminal = opened("status", "--watch", str(place.config_path))
     terminal.wait_for("waiting for a run to begin in")
     process = place.begin()
@@ -162,7 +178,9 @@ def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
 
 
 def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None:
-    """Ctrl-C ends the looking on, not the run; after a `kill -9` the cursor stands on a line of its own."""
+    """Ctrl-C ends the looking on, not the run; after a `kill -9` the cursor stands on a line of its
+    own.
+    """
     process = place.begin()
     wait_for(place.calls)
     terminal = opened("status", "--watch", str(place.workdir))
@@ -183,7 +201,9 @@ def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None
 
 
 def test_watch_in_a_pipe(place: ScriptedWorkplace) -> None:
-    """With --json it prints one object for each change, without a terminal lines; it ends when the run has ended."""
+    """With --json it prints one object for each change, without a terminal lines; it ends when the
+    run has ended.
+    """
     process = place.begin()
     wait_for(lambda: len(place.calls()) == 3)
     watching = place.start("status", "--watch", str(place.workdir), "--json")

@@ -1,4 +1,6 @@
-"""`chunkvisor.testing.fault`: what a test asks for strikes at the chosen chunk, and leaves no trace."""
+"""`chunkvisor.testing.fault`: what a test asks for strikes at the chosen chunk, and leaves no
+trace.
+"""
 
 import os
 from contextlib import ExitStack
@@ -57,11 +59,14 @@ def prepared(workplace: Workplace, **changes: Any) -> Told:
 
 
 def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary: Path) -> None:
-    """Every fault strikes in the first attempt at its own chunk, is seen for what it is, and costs no row."""
+    """Every fault strikes in the first attempt at its own chunk, is seen for what it is, and costs
+    no row.
+    """
     names = [name for name in testing.NAMES if name not in ("ecc", "poison-row")]
     texts = [f"text number {number}" for number in range(2 * len(names) + 2)]
     workplace.write_source(texts)
-    # One row a batch: no out-of-memory fault can lower the limits. The first chunk shows that the setup works.
+    # One row a batch: no out-of-memory fault can lower the limits. The first chunk shows that the
+    # setup works.
     workplace.write_config(
         "good:make", chunk__size=2, encode__batch_size=1, recovery__stall_timeout=4
     )
@@ -84,7 +89,9 @@ def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary
 
 
 def test_a_fault_that_ends_the_run(workplace: Workplace) -> None:
-    """A hardware fault ends the run with its error, and the next one completes within the same block."""
+    """A hardware fault ends the run with its error, and the next one completes within the same
+    block.
+    """
     told = prepared(workplace)
     with testing.fault("ecc", chunk=1) as fault:
         with pytest.raises(chunkvisor.ChunkvisorError):
@@ -97,7 +104,9 @@ def test_a_fault_that_ends_the_run(workplace: Workplace) -> None:
 
 
 def test_every_outcome_has_its_fault() -> None:
-    """The name of an outcome stands for a fault that is seen as that outcome; one that no fault ends in is refused."""
+    """The name of an outcome stands for a fault that is seen as that outcome; one that no fault
+    ends in is refused.
+    """
     for outcome in Outcome:
         if outcome in OUTCOMES.values():
             assert OUTCOMES[testing._BY_OUTCOME[outcome]] == outcome
@@ -120,7 +129,9 @@ def test_every_outcome_has_its_fault() -> None:
     ids=str,
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
-    """Unknown names are refused with the nearest one, and impossible numbers by name, before anything is set."""
+    """Unknown names are refused with the nearest one, and impossible numbers by name, before
+    anything is set.
+    """
     with (
         pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught,
         testing.fault(**arguments),
@@ -133,9 +144,8 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
 def test_times_and_output(workplace: Workplace) -> None:
     """A fault strikes that many attempts of its output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
-    told = prepared(
-        workplace, outputs=outputs, reuse=False
-    )  # else the second has nothing to encode
+    # else the second has nothing to encode
+    told = prepared(workplace, outputs=outputs, reuse=False)
     with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
         chunkvisor.run(workplace.config_path, on_event=told)
 
@@ -146,7 +156,9 @@ def test_times_and_output(workplace: Workplace) -> None:
 
 
 def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
-    """The first text of the chunk fails in every attempt that has it, and is the only row without a vector."""
+    """The first text of the chunk fails in every attempt that has it, and is the only row without a
+    vector.
+    """
     told = prepared(workplace)
     with testing.fault("poison-row", chunk=1) as fault, pytest.warns(chunkvisor.QuarantineWarning):
         report = chunkvisor.run(workplace.config_path, on_event=told)
@@ -155,7 +167,9 @@ def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
 
 
 def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
-    """A `chunkvisor run` that the pipeline starts as a process meets the fault; the log says that a test asked."""
+    """A `chunkvisor run` that the pipeline starts as a process meets the fault; the log says that a
+    test asked.
+    """
     prepared(workplace)
     with testing.fault("device_fault", chunk=1):
         assert workplace.run().returncode == 0

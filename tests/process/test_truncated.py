@@ -1,4 +1,6 @@
-"""Rows whose texts the model reads in part: counted and listed, whatever becomes of the attempts and of the files."""
+"""Rows whose texts the model reads in part: counted and listed, whatever becomes of the attempts
+and of the files.
+"""
 
 import json
 from pathlib import Path
@@ -45,7 +47,9 @@ def listed(workplace: Workplace) -> dict[int, int]:
 
 
 def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> None:
-    """Manifest, last lines and status say how many rows were cut, and a file says which; so after an update."""
+    """Manifest, last lines and status say how many rows were cut, and a file says which; so after
+    an update.
+    """
     prepare(workplace, model)
     ended = workplace.ends(0)
     assert listed(workplace) == CUT
@@ -59,7 +63,8 @@ def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> N
     workplace.ends(0)
     assert listed(workplace) == CUT
 
-    # An update encodes the new texts alone, and still lists the cut rows among those that it takes over.
+    # An update encodes the new texts alone, and still lists the cut rows among those that it takes
+    # over.
     prepare(workplace, model, ["first", LONG + "m", *TEXTS])
     workplace.ends(0, "--update")
     assert workplace.manifest()["texts_encoded"] == 2

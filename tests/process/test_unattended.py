@@ -1,4 +1,6 @@
-"""The examples for runs that nobody watches: what they say agrees with the program, and they do what they say."""
+"""The examples for runs that nobody watches: what they say agrees with the program, and they do
+what they say.
+"""
 
 import configparser
 import os
@@ -75,7 +77,9 @@ def codes_of(restart: str) -> set[int]:
 
 
 def test_unit_restarts_what_is_worth_it() -> None:
-    """The codes in the unit are the program's, and those that exit-codes.md has a restart for, or not."""
+    """The codes in the unit are the program's, and those that exit-codes.md has a restart for, or
+    not.
+    """
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(UNIT)
@@ -95,7 +99,9 @@ def test_unit_restarts_what_is_worth_it() -> None:
 
 
 def test_slurm_is_asked_for_a_signal_in_time() -> None:
-    """The signal comes to the script and not to the run, and before its patience with the last chunks is over."""
+    """The signal comes to the script and not to the run, and before its patience with the last
+    chunks is over.
+    """
     text = JOB.read_text()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", text, re.M))
     assert "requeue" in options
@@ -136,7 +142,9 @@ def test_slurm_job_goes_back_into_the_queue(
 def test_slurm_time_limit(
     service: Service, code: ExitCode, terms: int, drain_s: str, requeued: bool
 ) -> None:
-    """When the time is nearly up the run is drained, then stopped, and what is left goes back into the queue."""
+    """When the time is nearly up the run is drained, then stopped, and what is left goes back into
+    the queue.
+    """
     process = service.start(JOB, CODES=str(int(code)), TERMS=str(terms), DRAIN_S=drain_s)
     wait_for(lambda: service.lines("calls"))
     process.send_signal(signal.SIGUSR1)
@@ -159,7 +167,9 @@ def test_slurm_time_limit(
 def test_loop_tries_again_after_a_passing_cause(
     service: Service, codes: str, tries: str, code: int, calls: int
 ) -> None:
-    """After 75, or a kill of the run itself, it is run again, so many times; the end is that of the last run."""
+    """After 75, or a kill of the run itself, it is run again, so many times; the end is that of the
+    last run.
+    """
     ended = finish(service.start(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0"))
     assert ended.returncode == code, ended.stderr
     assert service.lines("calls") == ["run a b.yaml"] * calls

@@ -1,4 +1,6 @@
-"""A changed source costs only its new texts; the earlier final file stays valid until the new one replaces it."""
+"""A changed source costs only its new texts; the earlier final file stays valid until the new one
+replaces it.
+"""
 
 import random
 from collections.abc import Callable
@@ -39,7 +41,9 @@ def calls(place: ScriptedWorkplace) -> list[str]:
 
 
 def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:
-    """Final file and manifest are those of the texts, as a fresh run would make them, and nothing lies about."""
+    """Final file and manifest are those of the texts, as a fresh run would make them, and nothing
+    lies about.
+    """
     np.testing.assert_array_equal(place.vectors(), expected(texts))
     assert place.manifest()["rows"] == len(texts)
     ended = place.here("verify", str(place.workdir))
@@ -49,7 +53,9 @@ def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes(finished: ScriptedWorkplace, tmp_path: Path, change: str) -> None:
-    """Only new texts are encoded, as few chunks as they fill; without --update the change is refused by that name."""
+    """Only new texts are encoded, as few chunks as they fill; without --update the change is
+    refused by that name.
+    """
     place = finished.copy(tmp_path / "place")
     make, new = CHANGES[change]
     texts, before = make(TEXTS), len(calls(place))
@@ -76,7 +82,9 @@ def test_changes(finished: ScriptedWorkplace, tmp_path: Path, change: str) -> No
 
 
 def test_other_template(finished: ScriptedWorkplace, tmp_path: Path) -> None:
-    """Another template is a change of the texts; another model or normalisation is refused with --update as well."""
+    """Another template is a change of the texts; another model or normalisation is refused with
+    --update as well.
+    """
     place = finished.copy(tmp_path / "place")
     config = yaml.safe_load(place.config_path.read_text())
     del config["outputs"]["out"]["column"]
@@ -115,7 +123,8 @@ def test_source_that_changes_again(finished: ScriptedWorkplace, tmp_path: Path) 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
-    """Killed at any change of a name or of a record, an update goes on with the same command or a plain run.
+    """Killed at any change of a name or of a record, an update goes on with the same command or a
+    plain run.
 
     Final file and manifest fit together after each kill, and no text is encoded twice.
     """

@@ -1,4 +1,6 @@
-"""The examples of docs/how-to/use-the-vectors.md run on finals of a run; those whose library is missing are skipped."""
+"""The examples of docs/how-to/use-the-vectors.md run on finals of a run; those whose library is
+missing are skipped.
+"""
 
 import importlib.util
 import re

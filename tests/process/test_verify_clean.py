@@ -1,4 +1,6 @@
-"""`verify` finds what is damaged, `clean` removes what is not needed, and one run at a time has the workdir."""
+"""`verify` finds what is damaged, `clean` removes what is not needed, and one run at a time has the
+workdir.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +65,9 @@ def cut(path: Path) -> None:
 
 
 def publish(place: ScriptedWorkplace, value: float) -> None:
-    """Put another final file there, with a row of that value, and a manifest that takes it for the right one."""
+    """Put another final file there, with a row of that value, and a manifest that takes it for the
+    right one.
+    """
     vectors = expected(TEXTS)
     vectors[3] = value
     np.save(final(place), vectors)
@@ -115,7 +119,9 @@ def test_a_damaged_chunk_that_no_run_needs_is_cleaned_away(place: ScriptedWorkpl
 
 @pytest.mark.parametrize("lost", ["record", "chunk"])
 def test_retry_finds_what_the_manifest_lists(tmp_path: Path, lost: str) -> None:
-    """D16: whatever is lost, no text is left in quarantine for ever, and after `retry` nothing counts as damaged."""
+    """D16: whatever is lost, no text is left in quarantine for ever, and after `retry` nothing
+    counts as damaged.
+    """
     place = ScriptedWorkplace.make(tmp_path / "quarantined", TEXTS, chunk__size=2)
     place.lay("t2", "nan!")
     assert place.run_here().returncode == 3
@@ -133,7 +139,9 @@ def test_retry_finds_what_the_manifest_lists(tmp_path: Path, lost: str) -> None:
 
 
 def test_clean(place: ScriptedWorkplace) -> None:
-    """Chunks, attempts and texts go, final files stay; the run still is complete, and can still mend damage."""
+    """Chunks, attempts and texts go, final files stay; the run still is complete, and can still
+    mend damage.
+    """
     assert place.run_here().returncode == 0  # it reads the source again, which was copied
     kept = {path: path.read_bytes() for path in (final(place), manifest(place))}
     assert any(state(place, "attempts").rglob("worker.log"))
@@ -166,7 +174,9 @@ def test_clean_leaves_what_is_needed(
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    """While a run holds the workdir, a second one and `clean` end with 75 and name its pid; both harm nothing."""
+    """While a run holds the workdir, a second one and `clean` end with 75 and name its pid; both
+    harm nothing.
+    """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.lay("t2", "wait")
     process = place.start("run", str(place.config_path))

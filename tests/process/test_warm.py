@@ -1,4 +1,6 @@
-"""Workers forked from a template: the same vectors, the same evidence, and a run that does without when it must."""
+"""Workers forked from a template: the same vectors, the same evidence, and a run that does without
+when it must.
+"""
 
 import os
 import re
@@ -43,7 +45,9 @@ def counts(place: Workplace) -> Counter[str]:
 
 @pytest.mark.parametrize(("start", "standby"), [("warm", 3), ("auto", 1)])
 def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, standby: int) -> None:
-    """Every chunk comes from a worker forked from one template, none begins before that is ready, all are right."""
+    """Every chunk comes from a worker forked from one template, none begins before that is ready,
+    all are right.
+    """
     prepare(workplace, PLAIN, start, **{"workers.standby": standby})
 
     workplace.gives(PLAIN)
@@ -60,7 +64,9 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, st
 def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     workplace: Workplace, start: str, deed: str, reason: str
 ) -> None:
-    """Exit codes and signals come through the template; what follows a failure is a new interpreter."""
+    """Exit codes and signals come through the template; what follows a failure is a new
+    interpreter.
+    """
     prepare(workplace, [*PLAIN[:5], deed, *PLAIN[5:]], start=start)
 
     workplace.ends(0)
@@ -91,9 +97,8 @@ def test_a_template_that_is_killed_ends_a_run_that_insists_on_it(workplace: Work
     texts = [*PLAIN[:4], "kill_template", *PLAIN]
     prepare(workplace, texts, **{"workers.standby": 1})
     assert "ended with signal 9 (SIGKILL)" in workplace.ends(75).stderr
-    (workplace.folder / "device").unlink(
-        missing_ok=True
-    )  # of the worker that was ended with the run
+    # of the worker that was ended with the run
+    (workplace.folder / "device").unlink(missing_ok=True)
     workplace.gives(texts)
 
 
@@ -117,7 +122,9 @@ def unforkable(place: Workplace, why: str, start: str) -> None:
 @local_engine_only
 @pytest.mark.parametrize("why", WITHOUT_A_TEMPLATE)
 def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
-    """With `warm` nothing is started, and the last lines say what to do; with `auto` all workers are fresh."""
+    """With `warm` nothing is started, and the last lines say what to do; with `auto` all workers
+    are fresh.
+    """
     words = WITHOUT_A_TEMPLATE[why]
     unforkable(workplace, why, "warm")
 
@@ -139,7 +146,9 @@ def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
 
 @pytest.mark.parametrize("harmless", ["start_jemalloc", "map_driver"])
 def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -> None:
-    """Workers are forked next to jemalloc's thread, which jemalloc mends itself, and to a driver that is asleep."""
+    """Workers are forked next to jemalloc's thread, which jemalloc mends itself, and to a driver
+    that is asleep.
+    """
     unforkable(workplace, harmless, "warm")
 
     workplace.ends(0, env={"UNFORKABLE": harmless})
@@ -149,7 +158,9 @@ def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -
 
 @local_engine_only
 def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace) -> None:
-    """Exit code 29 is not a failure of the chunk: without a template that can be trusted, fresh workers do all."""
+    """Exit code 29 is not a failure of the chunk: without a template that can be trusted, fresh
+    workers do all.
+    """
     prepare(workplace, PLAIN, "auto", **{"workers.standby": 1})
     (workplace.folder / "sitecustomize.py").write_text(
         "import os, sys\n"
@@ -172,7 +183,9 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
 
 @pytest.mark.parametrize("deed", ["sleep", "hold_the_gil"])
 def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
-    """Template and workers end; a worker that cannot listen to its lifeline is ended by the next run."""
+    """Template and workers end; a worker that cannot listen to its lifeline is ended by the next
+    run.
+    """
     prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
     run = workplace.begin()
     wait_for((workplace.folder / f"done-{deed}").exists)
@@ -200,7 +213,9 @@ def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:
 
 @local_engine_only
 def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None:
-    """It has begun before, serves a single chunk as well, and ends with a run whose source is refused."""
+    """It has begun before, serves a single chunk as well, and ends with a run whose source is
+    refused.
+    """
     prepare(workplace, PLAIN[:2])
     read = workplace.source.read_text()
     workplace.source.write_text(read + "{\n")
@@ -227,7 +242,9 @@ def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -
 
 @pytest.mark.parametrize("start", ["fresh", "warm"])
 def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
-    """What would abort when the failed frames are freed does not get to it: the worker leaves with its own code."""
+    """What would abort when the failed frames are freed does not get to it: the worker leaves with
+    its own code.
+    """
     workplace.write_source(PLAIN)
     notes = {"notes": str(workplace.folder)}
     workplace.write_config(

@@ -13,7 +13,9 @@ PACKAGES = {"chunkvisor": ROOT / "supervisor", "chunkvisor_worker": ROOT / "work
 
 
 def run_apart(*command: str | Path, **env: str) -> str:
-    """What a command says that has to succeed; away from the checkout, so that none of it is imported."""
+    """What a command says that has to succeed; away from the checkout, so that none of it is
+    imported.
+    """
     return said_by(*command, cwd=Path("/"), env=env)
 
 
@@ -21,7 +23,9 @@ def run_apart(*command: str | Path, **env: str) -> str:
     find_spec("hatchling") is None, reason="hatchling, which builds the wheel, is not installed"
 )
 def test_the_wheel_runs(workplace: Workplace) -> None:
-    """Built, installed beside the dependencies and started by its own script, it embeds three texts."""
+    """Built, installed beside the dependencies and started by its own script, it embeds three
+    texts.
+    """
     made, installed = workplace.folder / "made", workplace.folder / "installed"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     run_apart(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, ROOT)

@@ -1,4 +1,5 @@
-"""Plays lives: `python -m tests.simulator --seed N --size small` replays one, `--seconds S` plays fresh ones.
+"""Plays lives: `python -m tests.simulator --seed N --size small` replays one, `--seconds S` plays
+fresh ones.
 
 Without an installed chunkvisor: PYTHONPATH=supervisor:worker.
 """

@@ -1,4 +1,6 @@
-"""The disk of a life, in memory: the files under the real ledger, and what of them is lost when the parent dies."""
+"""The disk of a life, in memory: the files under the real ledger, and what of them is lost when the
+parent dies.
+"""
 
 import errno
 import random
@@ -23,7 +25,8 @@ DAMAGED = -1  # in the place of a vector that is not what was written
 _JOB = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
 
 Vectors = dict[int, int]
-"""A file of vectors: by text, a number that stands for its vector. A right one is the text's own number."""
+"""A file of vectors: by text, a number that stands for its vector. A right one is the text's own
+number."""
 
 
 class MemoryFiles(ChunkFiles):
@@ -165,7 +168,9 @@ class _Model:
 
 
 class Output(OutputRun):
-    """The real one, over files in memory; whoever plays sets what starts and ends attempts and joins."""
+    """The real one, over files in memory; whoever plays sets what starts and ends attempts and
+    joins.
+    """
 
     new_attempt: Callable[..., Any]
     attempts_left: Callable[[], list[Any]] = staticmethod(list)

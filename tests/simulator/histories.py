@@ -54,7 +54,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "grace: a batch that does not end is given up in time for the rest to be saved, joins as well",
+        "grace: a batch that does not end is given up in time for the rest to be saved, joins as "
+        "well",
         {"chunks": 1, "outputs": 2, "done": 1},
         """
         join 0                 | join 0, start 1 on 0: 1/0..8
@@ -196,18 +197,21 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         + many(
             6,
             lambda n: (
-                f"ready {n + 6}, unread {n + 6} | go {n + 6}: 32, start {n + 7} on 0: {1 << n - 1}..{1 << n}"
+                f"ready {n + 6}, unread {n + 6} | go {n + 6}: 32, start {n + 7} on 0: "
+                f"{1 << n - 1}..{1 << n}"
             ),
         )
         + many(
             8,
             lambda n: (
-                f"ready {n + 12}, unread {n + 12} | go {n + 12}: 32, start {n + 13} on 0: {64 * n}..{64 * n + 64}"
+                f"ready {n + 12}, unread {n + 12} | go {n + 12}: 32, start {n + 13} on 0: "
+                f"{64 * n}..{64 * n + 64}"
             ),
         ),
     ),
     (
-        "where a worker from a template does not start, the next is fresh, whatever its texts; a success ends that",
+        "where a worker from a template does not start, the next is fresh, whatever its texts; a "
+        "success ends that",
         {"chunks": 4, "templates": True},
         """
         join 0 look none       | start 1 on 0: 0..8
@@ -246,7 +250,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a GPU that is broken when it joins is looked at again before a worker gets it: the others go on",
+        "a GPU that is broken when it joins is looked at again before a worker gets it: the others "
+        "go on",
         {"chunks": 2},
         """
         join 0 look broken       | start 1 on 0: 0..8
@@ -279,7 +284,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E1: the model cannot be loaded: other chunks show it, no text is touched, and the third in a row ends the run",
+        "E1: the model cannot be loaded: other chunks show it, no text is touched, and the third "
+        "in a row ends the run",
         {"chunks": 4, "standby": 1},
         """
         join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
@@ -304,7 +310,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "X9: starts that fail where it worked before are waited out, and end the run after wait_timeout",
+        "X9: starts that fail where it worked before are waited out, and end the run after "
+        "wait_timeout",
         {"chunks": 3, "wait_timeout": 5},
         """
         join 0 look none       | start 1 on 0: 0..8
@@ -321,7 +328,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E5: the neighbour stays: after wait_timeout batches get smaller, and the next is not waited for again",
+        "E5: the neighbour stays: after wait_timeout batches get smaller, and the next is not "
+        "waited for again",
         {"chunks": 1, "wait_timeout": 1},
         """
         join 0 look none         | start 1 on 0: 0..8
@@ -332,13 +340,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "salvage before the decision: a twentieth failure in a row that leaves a vector ends no run",
+        "salvage before the decision: a twentieth failure in a row that leaves a vector ends no "
+        "run",
         {"chunks": 25, "size": 3, "done": 1},
         "join 0 look none | start 1 on 0: 3..6\n"
         + many(
             19,
             lambda n: (
-                f"ready {n}, raised {n} 2x10 | go {n}: 32, start {n + 1} on 0: {3 * n + 3}..{3 * n + 6} canary 0"
+                f"ready {n}, raised {n} 2x10 | go {n}: 32, start {n + 1} on 0: "
+                f"{3 * n + 3}..{3 * n + 6} canary 0"
             ),
         )
         + "ready 20, raised 20 2x10 done 60 | go 20: 32, keep 20, start 21 on 0: 63..66 canary 0\n"

@@ -1,6 +1,7 @@
 """A life: the real loop on a virtual clock, and a world that does to it what its seed says.
 
-The parent may die between any two instructions; it then begins again with what the modelled disk has kept.
+The parent may die between any two instructions; it then begins again with what the modelled disk
+has kept.
 """
 
 import errno
@@ -49,7 +50,8 @@ from .watchdog import Broken, Watchdog
 from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
 RESTART_S = 60.0  # until a run is begun again
-IDLE_TURNS = 500  # in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
+# in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
+IDLE_TURNS = 500
 MOST_TURNS = 20_000  # of a run; the longest that ends takes some thousands
 MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
 
@@ -69,12 +71,10 @@ class Process(Worker):
     alone: bool = True  # whether nobody else held memory of its device when it got its `go`
     batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
     rows_done: int = 0
-    batches: list[list[int]] = field(
-        default_factory=list
-    )  # texts of each batch up to the last that begins
-    batch_ends_s: list[float] = field(
-        default_factory=list
-    )  # when each of those is done that gets done
+    batches: list[list[int]] = field(default_factory=list)
+    """Texts of each batch up to the last that begins."""
+    batch_ends_s: list[float] = field(default_factory=list)
+    """When each of those is done that gets done."""
     fate: Evidence | None = None  # what it leaves if nobody ends it before
 
     def beat(self) -> Beat | None:
@@ -272,7 +272,8 @@ class _Run:
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
         self.over = False
-        self.damaged_turn = 0  # the turn in which a part turned out damaged last: its texts are due from the next on
+        # the turn in which a part turned out damaged last: its texts are due from the next on
+        self.damaged_turn = 0
         self.over_s = NEVER  # when all has to be over
         self.paused_until_s = 0.0
         self.without_s: float | None = None
@@ -366,7 +367,8 @@ class _Run:
             life.steps += 1
             if life.history is not None:
                 life.note(
-                    f"> {act.__name__} {getattr(subject, 'number', None) or getattr(subject, 'name', subject)}"
+                    f"> {act.__name__} "
+                    f"{getattr(subject, 'number', None) or getattr(subject, 'name', subject)}"
                 )
             act(subject)
         self._wait_for_devices()
@@ -390,7 +392,8 @@ class _Run:
                 self.start = instruction
                 watchdog.starts(self, instruction, self.devices[instruction.device])
                 self.devices[instruction.device].started_turn = self.turns + 1
-                # What fails while the disk is full or the hub is down ends with the wait, whose time counts.
+                # What fails while the disk is full or the hub is down ends with the wait, whose
+                # time counts.
                 life.attempts += not within(
                     [*self.world.disk_full, *self.world.hub_down], life.now_s
                 )
@@ -766,7 +769,9 @@ class _Run:
 def simulate(
     seed: int, size: str = "small", *, world: World | None = None, trace: bool = False
 ) -> Life:
-    """Play the life of the seed to its end. Raises Broken where an invariant does not hold; its `life` tells how."""
+    """Play the life of the seed to its end. Raises Broken where an invariant does not hold; its
+    `life` tells how.
+    """
     life = Life(world if world is not None else draw(seed, size), seed, trace=trace)
     try:
         return life.live()

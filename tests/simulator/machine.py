@@ -1,4 +1,5 @@
-"""What the real loop runs on here: signals, an engine, workers with the folders of their attempts, on a virtual clock.
+"""What the real loop runs on here: signals, an engine, workers with the folders of their attempts,
+on a virtual clock.
 
 Nothing is started, and nothing sleeps. A history and a life fill in what happens.
 """

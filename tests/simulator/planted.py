@@ -1,6 +1,7 @@
 """Bugs of one line, planted in the real loop and the real ledger: lives have to find them.
 
-Each is a line of the program's text and what stands there instead, so that a bug can be in the middle of a function.
+Each is a line of the program's text and what stands there instead, so that a bug can be in the
+middle of a function.
 """
 
 import inspect

@@ -1,7 +1,8 @@
 """Histories: what happens, line by line, and what the loop is to do.
 
-A line reads `what happens, and what then | what is done`. After each a turn of the real loop passes; workers start, and
-vectors are stored, at once. Instructions that only tell people something are left out of what is done.
+A line reads `what happens, and what then | what is done`. After each a turn of the real loop
+passes; workers start, and vectors are stored, at once. Instructions that only tell people something
+are left out of what is done.
 """
 
 import errno
@@ -85,7 +86,8 @@ class Play:
         waits: bool = False,
         **given: Any,
     ) -> None:
-        """With `templates`, workers are forked from one if their work lets them be, and it is said which are not.
+        """With `templates`, workers are forked from one if their work lets them be, and it is said
+        which are not.
 
         `waits`: the second output is planned once the first is settled.
         """
@@ -212,7 +214,8 @@ class Play:
 
     def _end(self, worker: Worker, verb: str, rest: list[str]) -> None:
         texts = list(worker.task.texts)
-        # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
+        # A canary fails only where the line says so; "done 3,4" are texts whose vectors are
+        # written.
         worker.canary_is_good = isinstance(worker.canary, KnownText) and "canary" not in rest
         match verb:
             case "refused":
@@ -240,9 +243,8 @@ class Play:
         phase = (
             Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
         )
-        rows, longest = (
-            map(int, rest[0].split("x")) if rest else (0, 0)
-        )  # of the batch: its longest text
+        # of the batch: its longest text
+        rows, longest = map(int, rest[0].split("x")) if rest else (0, 0)
         self._longest = longest or LONGEST
         worker.left = evidence(FAILURES[verb], phase, rows, rows * longest, others_gib=others_gib)
 
@@ -292,7 +294,10 @@ class Play:
                         mark += f" own {rank + 1}" if rank else " own first"
                 mark += " alone" if task.singly and len(task.texts) > 1 else ""
                 where = f"{task.output}/" if task.output else ""
-                return f"start {worker} on {device}: {where}{task.texts[0]}..{task.texts[-1] + 1}{mark}"
+                return (
+                    f"start {worker} on {device}: "
+                    f"{where}{task.texts[0]}..{task.texts[-1] + 1}{mark}"
+                )
             case OpenGate(worker, limits):
                 rows = (
                     limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)

@@ -1,4 +1,6 @@
-"""The scheduler's rules, one history each; and the audit's findings about whole runs, each in its own world."""
+"""The scheduler's rules, one history each; and the audit's findings about whole runs, each in its
+own world.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +42,9 @@ def lines_of(history: str) -> list[tuple[str, str]]:
 
 
 def goes_as_told(given: dict[str, Any], history: str) -> bool:
-    """Whether all is answered as the table says; a bug may also make the scheduler or the player stumble."""
+    """Whether all is answered as the table says; a bug may also make the scheduler or the player
+    stumble.
+    """
     try:
         play = Play(**given)
         return all(", ".join(play.line(happens)) == said for happens, said in lines_of(history))
@@ -103,7 +107,9 @@ def test_bad_texts_are_found_in_one_run(bad: dict[int, Failure], attempts: int) 
 def test_long_texts_that_fail_in_every_chunk_end_no_run(
     failure: Failure, gpus: int, bad: int, rows: int
 ) -> None:
-    """The longest come first: though not one text is encoded before many have failed alone, the others are."""
+    """The longest come first: though not one text is encoded before many have failed alone, the
+    others are.
+    """
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(bad)}
     long = world(bad=poison, texts=16 * 64, gpus=gpus, rows=rows, max_bad_rows=1000)
     for text in poison:
@@ -113,7 +119,9 @@ def test_long_texts_that_fail_in_every_chunk_end_no_run(
 
 @pytest.mark.parametrize("failure", [Failure.HANG, Failure.RAISES, Failure.SEGFAULT])
 def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -> None:
-    """What is broken from the beginning is left out, whatever is tried on it; the sound one does the rest."""
+    """What is broken from the beginning is left out, whatever is tried on it; the sound one does
+    the rest.
+    """
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(2)}
     sick = world(
         bad=poison,
@@ -195,7 +203,9 @@ def test_the_lessons_of_one_device_are_paid_for_once() -> None:
 
 @pytest.mark.parametrize(("chunks", "gpus"), [(1, 1), (4, 1), (4, 2), (4, 4)])
 def test_a_chunk_without_memory_is_set_aside(chunks: int, gpus: int) -> None:
-    """X5: where every batch of one chunk of 1,000 lacks memory, the others are done, and few texts are lost."""
+    """X5: where every batch of one chunk of 1,000 lacks memory, the others are done, and few texts
+    are lost.
+    """
     for at in range(chunks):
         sick = world(bad=dict.fromkeys(range(at * 1000, (at + 1) * 1000), Failure.OOM), texts=chunks * 1000, gpus=gpus,
                      chunk_size=1000, rows=32)  # fmt: skip

@@ -1,4 +1,6 @@
-"""The table of waits and limits in config.md has every time of the config, and the numbers of the code."""
+"""The table of waits and limits in config.md has every time of the config, and the numbers of the
+code.
+"""
 
 import re
 from pathlib import Path

@@ -127,7 +127,9 @@ def evidence(
     rows_done: int = 0,
     others_gib: int = 0,
 ) -> Evidence:
-    """What a worker leaves that fails so, in the phase, over a batch of so many rows and padded tokens."""
+    """What a worker leaves that fails so, in the phase, over a batch of so many rows and padded
+    tokens.
+    """
     beat = Beat(3, 1, phase, rows_done=rows_done, batch_rows=rows, batch_tokens=tokens)
     if failure is Failure.NONE:
         return Evidence(0, result=_RESULT)

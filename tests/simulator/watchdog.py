@@ -44,7 +44,8 @@ class Watchdog:
         self._world = world
         self._disk = disk
         self._unlucky: set[tuple[int, int]] = set()
-        """Chunks at which something has failed by chance; it does so once, lest chance looks like a bad text."""
+        """Chunks at which something has failed by chance; it does so once, lest chance looks like a
+        bad text."""
         self._early: set[tuple[int, int]] = set()
         self._known: list[tuple[str, int, int, int]] = []
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
@@ -69,7 +70,9 @@ class Watchdog:
     # --- what the world may do
 
     def may_fail_by_chance(self, process: "Process") -> bool:
-        """Whether a fault without a cause would be fair now: twice at one text, and nobody could tell."""
+        """Whether a fault without a cause would be fair now: twice at one text, and nobody could
+        tell.
+        """
         key = process.task.output, process.task.chunk
         if self._fails or self._unforgiving or key in self._unlucky or key in self._early:
             return False
@@ -163,7 +166,9 @@ class Watchdog:
                 )
 
     def _judged_rightly(self, process: "Process", judged: Verdict) -> None:
-        """What the parent did to it, and what its machine did, is told apart from what it did itself."""
+        """What the parent did to it, and what its machine did, is told apart from what it did
+        itself.
+        """
         left = process.left
         assert left is not None
         if left.returncode == NODE_LOST and judged.outcome is not Outcome.LOST:
@@ -263,7 +268,8 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due; a run that has to end does."""
-        # A worker needs 0.3 s to end, which the loop sees within two turns; one that clings is killed after 5 s.
+        # A worker needs 0.3 s to end, which the loop sees within two turns; one that clings is
+        # killed after 5 s.
         late_s = 6.5 if any(each.clings for each in run.processes.values()) else 1.0
         if run.life.now_s > run.over_s + late_s and run.processes and not self._fails:
             raise Broken(
@@ -314,7 +320,8 @@ class Watchdog:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
         patience_s = world.config.recovery.wait_timeout
-        # A spell that begins for one reason and goes on for another counts as one: that is left to the policy.
+        # A spell that begins for one reason and goes on for another counts as one: that is left to
+        # the policy.
         damaged = "damaged chunk" in world.chances or "damaged part" in world.chances
         mixed = world.hub_down or damaged or any(gpu.busy for gpu in world.gpus)
         short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
@@ -328,7 +335,8 @@ class Watchdog:
             raise Broken("69 is for devices", f"{told}")
         if code is ExitCode.DISK and not world.disk_full and not damaged:
             raise Broken("74 is for disks", f"{told}")
-        # Two workers in a row that die by chance while they load the model are as good as a model that cannot be.
+        # Two workers in a row that die by chance while they load the model are as good as a model
+        # that cannot be.
         if (
             code is ExitCode.CONFIG
             and not any(world.poison)
@@ -339,7 +347,9 @@ class Watchdog:
 
     @staticmethod
     def _all_bad(world: World) -> bool:
-        """Whether nothing of an output can be encoded, or much of its only chunk: it may as well be the machine."""
+        """Whether nothing of an output can be encoded, or much of its only chunk: it may as well be
+        the machine.
+        """
         for bad, texts in zip(world.poison, world.lengths, strict=True):
             only_chunk = len(texts) <= world.chunk_size
             if len(bad) == len(texts) or (only_chunk and 4 * len(bad) > len(texts)):

@@ -1,9 +1,10 @@
-"""Runs tests of the soak, chosen at random, with a fresh seed each, until the time is over: `make soak`.
+"""Runs tests of the soak, chosen at random, with a fresh seed each, until the time is over: `make
+soak`.
 
     python tests/soak/run.py [--seconds 600] [--seed N] [--only WORD] [--each] [--at-once 2]
 
-It takes the tests of tests/soak and those marked `soak`; with --each every one of them once, and then it ends. Each
-failure prints the line that plays it again. Exit code 0 only if nothing failed.
+It takes the tests of tests/soak and those marked `soak`; with --each every one of them once, and
+then it ends. Each failure prints the line that plays it again. Exit code 0 only if nothing failed.
 """
 
 import argparse
@@ -37,7 +38,8 @@ def tests(only: str) -> dict[str, list[str]]:
             found.setdefault(line.partition("[")[0], []).append(line)
     if not found:
         sys.exit(
-            f"no test of the soak has {only!r} in its name:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}"
+            f"no test of the soak has {only!r} in its "
+            f"name:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}"
         )
     return found
 
@@ -79,7 +81,10 @@ def play(node: str, seed: int, timeout_s: float) -> str:
     if not ended.returncode:
         return ""
     print(f"{ended.stdout[-6000:]}{ended.stderr[-2000:]}", flush=True)
-    return f"FAILED; again: CHUNKVISOR_SOAK_SEED={seed} .venv/bin/pytest --hypothesis-seed={seed} '{node}'"
+    return (
+        f"FAILED; again: CHUNKVISOR_SOAK_SEED={seed} .venv/bin/pytest --hypothesis-seed={seed} "
+        f"'{node}'"
+    )
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""Any damage to any file of a workdir in any state, by chance: right vectors, or a refusal in words."""
+"""Any damage to any file of a workdir in any state, by chance: right vectors, or a refusal in
+words.
+"""
 
 import random
 import shutil

@@ -1,4 +1,6 @@
-"""Programs of their own, each from a fresh seed: simulated lives, calls that fail, folders after a power cut."""
+"""Programs of their own, each from a fresh seed: simulated lives, calls that fail, folders after a
+power cut.
+"""
 
 import random
 import sys
@@ -30,7 +32,9 @@ def test_lives(chance: random.Random) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_calls_that_fail(name: str, chance: random.Random) -> None:
-    """Words and an exit code of the contract, and the same bytes as ever once nothing fails any more."""
+    """Words and an exit code of the contract, and the same bytes as ever once nothing fails any
+    more.
+    """
     part = f"{chance.randint(1, 4)}/4"
     play("tests.iofault", "--scenario", name, "--part", part, limit_s=3000)
 
@@ -39,6 +43,8 @@ def test_calls_that_fail(name: str, chance: random.Random) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", POWER_CUTS)
 def test_folders_after_a_power_cut(name: str, chance: random.Random) -> None:
-    """Each is gone on with to the right bytes, or refused by name, and nothing that was told of is lost."""
+    """Each is gone on with to the right bytes, or refused by name, and nothing that was told of is
+    lost.
+    """
     seed = str(chance.randrange(1 << 30))
     play("tests.lostwrites", name, "--folders", "150", "--seed", seed, limit_s=1200)

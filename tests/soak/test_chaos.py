@@ -1,8 +1,10 @@
-"""Runs job after job while everything goes wrong at random, and proves that no row is lost or wrong.
+"""Runs job after job while everything goes wrong at random, and proves that no row is lost or
+wrong.
 
-Workers and parents are killed, stopped and starved, the encoder misbehaves, and files of the workdir are damaged
-between runs. When the time is over all that ends. The same command runs until it says that it is complete; then every
-row has to be there and right, no process left, and no traceback told. The seed decides all but the scheduling.
+Workers and parents are killed, stopped and starved, the encoder misbehaves, and files of the
+workdir are damaged between runs. When the time is over all that ends. The same command runs until
+it says that it is complete; then every row has to be there and right, no process left, and no
+traceback told. The seed decides all but the scheduling.
 """
 
 import contextlib
@@ -25,11 +27,12 @@ from harness import MARK, Workplace, bearing, expected, wait_for
 SECONDS = 30
 """Of faults; the calm after them comes on top."""
 RATE, POISON = 0.5, 0.012
-"""Share of the attempts that misbehave; share of the texts that cannot be encoded in a run, others in the next."""
+"""Share of the attempts that misbehave; share of the texts that cannot be encoded in a run, others
+in the next."""
 ROWS, DISTINCT, CHUNK = 420, 260, 5
 ALLOWED = {0, 3, 69, 74, 75, 78, 130, 143, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM}
-"""How a run may end; 1 would be a bug. A signal between the last word and the end of the interpreter may end it, too,
-which a shell calls 130 and 143."""
+"""How a run may end; 1 would be a bug. A signal between the last word and the end of the
+interpreter may end it, too, which a shell calls 130 and 143."""
 LONGEST_CALM_S = 240
 WORKER_SIGNALS = [
     *(
@@ -130,9 +133,8 @@ class Job:
                 self._command("retry", str(self._place.workdir))
             elif code == 78:
                 self._heal()
-            done = (
-                code == 0 and self._chance.random() < 0.4
-            )  # else what is complete is damaged, too
+            # else what is complete is damaged, too
+            done = code == 0 and self._chance.random() < 0.4
             for _ in range(self._chance.randrange(9) if not done else 0):
                 self._damage()
         (self._place.folder / "chaos.json").unlink(missing_ok=True)
@@ -201,7 +203,9 @@ class Job:
         return self._ended(process, log, 90)
 
     def _disturb(self, parent: int) -> None:
-        """Hurt a worker, let the parent open no more files or stop it for a moment, or call another command."""
+        """Hurt a worker, let the parent open no more files or stop it for a moment, or call another
+        command.
+        """
         dice = self._chance.random()
         with contextlib.suppress(psutil.Error, OSError):  # it has ended
             workers = [
@@ -230,7 +234,8 @@ class Job:
             )
 
     def _damage(self) -> None:
-        # What outlives its parent is found by the run id in the lock file: spare it unless nothing lives.
+        # What outlives its parent is found by the run id in the lock file: spare it unless nothing
+        # lives.
         spared = {"lock"} if bearing(os.environ[MARK]) else set[str]()
         found: dict[str, list[Path]] = {}
         for path in sorted(self._place.workdir.rglob("*")):

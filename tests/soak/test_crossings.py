@@ -1,10 +1,12 @@
 """Plays whole small jobs in which everything comes at once that other tests try alone.
 
-Two outputs that share texts and repeat them, bad texts of all kinds, several workers, standbys, fresh and warm, chunks
-and batches of any size; the run is killed, stopped, robbed of a worker, and its sources change. Whatever comes, the
-last run has to end well, with every vector that there can be. The seed decides all but the scheduling.
+Two outputs that share texts and repeat them, bad texts of all kinds, several workers, standbys,
+fresh and warm, chunks and batches of any size; the run is killed, stopped, robbed of a worker, and
+its sources change. Whatever comes, the last run has to end well, with every vector that there can
+be. The seed decides all but the scheduling.
 
-`make test` plays six, the soak fifty; CROSSINGS=500 CROSSINGS_FIRST=7 plays the seeds from 7 to 506.
+`make test` plays six, the soak fifty; CROSSINGS=500 CROSSINGS_FIRST=7 plays the seeds from 7 to
+506.
 """
 
 import contextlib

@@ -1,4 +1,6 @@
-"""Runs that are killed at any call that touches the disk, by chance, and come out right all the same."""
+"""Runs that are killed at any call that touches the disk, by chance, and come out right all the
+same.
+"""
 
 import random
 from pathlib import Path

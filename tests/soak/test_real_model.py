@@ -1,4 +1,6 @@
-"""The fire drill and the tuning of a real model: each worker loads torch, so that they take minutes of computing."""
+"""The fire drill and the tuning of a real model: each worker loads torch, so that they take minutes
+of computing.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +26,9 @@ def test_a_drill(workplace: Workplace, minilm_path: Path) -> None:
 
 
 def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
-    """Each candidate is measured in a worker of its own; float32 equals itself; what is written runs."""
+    """Each candidate is measured in a worker of its own; float32 equals itself; what is written
+    runs.
+    """
     workplace.write_source(
         [f"text number {number} " + "and more " * (number % 40) for number in range(64)]
     )

@@ -1,8 +1,9 @@
-"""Stands in for torch and sentence-transformers in workers, for tests of a model's folder and not of its vectors.
+"""Stands in for torch and sentence-transformers in workers, for tests of a model's folder and not
+of its vectors.
 
-With this folder on PYTHONPATH, Python imports it at its start (see `site`). What the worker then takes for its encoder
-reads the pooling of the model's folder, and waits before it loads while `hold-load` lies beside that folder, and
-before it encodes a text while `hold-TEXT` does.
+With this folder on PYTHONPATH, Python imports it at its start (see `site`). What the worker then
+takes for its encoder reads the pooling of the model's folder, and waits before it loads while
+`hold-load` lies beside that folder, and before it encodes a text while `hold-TEXT` does.
 """
 
 import json

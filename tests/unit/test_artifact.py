@@ -1,4 +1,6 @@
-"""Files of vectors: only a whole 2-D float32 array in C order passes, and everything else is told by what is wrong."""
+"""Files of vectors: only a whole 2-D float32 array in C order passes, and everything else is told
+by what is wrong.
+"""
 
 import io
 import os
@@ -60,7 +62,9 @@ def with_header(header: bytes, data: bytes = b"", version: bytes = b"\x01\x00") 
     ids=lambda value: repr(value[-24:]) if isinstance(value, bytes) else None,
 )
 def test_broken_files(tmp_path: Path, content: bytes, words: str) -> None:
-    """Each kind of broken file is a BadVectorsError that says what is wrong, and no other exception."""
+    """Each kind of broken file is a BadVectorsError that says what is wrong, and no other
+    exception.
+    """
     path = tmp_path / "broken.npy"
     path.write_bytes(content)
     with pytest.raises(BadVectorsError) as caught:
@@ -71,7 +75,9 @@ def test_broken_files(tmp_path: Path, content: bytes, words: str) -> None:
 @pytest.mark.parametrize("rows", [0, 4])
 @pytest.mark.parametrize("block_bytes", [1, 25, 1 << 20])
 def test_good_file(tmp_path: Path, rows: int, block_bytes: int) -> None:
-    """Report a good file by its shape and the digest of all its bytes, in blocks of whatever size it is read."""
+    """Report a good file by its shape and the digest of all its bytes, in blocks of whatever size
+    it is read.
+    """
     path = tmp_path / "good.npy"
     path.write_bytes(npy(GOOD[:rows]))
     with mock.patch.object(artifact, "BLOCK_BYTES", block_bytes):
@@ -156,7 +162,9 @@ def test_chunk_key(change: tuple[str, int, int, str]) -> None:
 def test_any_rows_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, gap_bytes: int, span_bytes: int, rows: list[int]
 ) -> None:
-    """Pick what indexing the whole array gives, repeats and order included, in spans of whatever size."""
+    """Pick what indexing the whole array gives, repeats and order included, in spans of whatever
+    size.
+    """
     path, everything = (
         tmp_path_factory.getbasetemp() / "rows.bin",
         np.arange(9000, dtype="<f4").reshape(3000, 3),

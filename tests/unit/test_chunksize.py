@@ -1,4 +1,6 @@
-"""`chunk.size: auto`: a round size from the rate of an earlier run, which the first run of an output fixes."""
+"""`chunk.size: auto`: a round size from the rate of an earlier run, which the first run of an
+output fixes.
+"""
 
 import pytest
 

@@ -160,7 +160,9 @@ def test_only_like_outputs_are_combined() -> None:
 
 
 def test_an_address_stays_as_it_is_and_holds_no_secret() -> None:
-    """An address is not joined to the config's folder; one with a password or a token is refused and not repeated."""
+    """An address is not joined to the config's folder; one with a password or a token is refused
+    and not repeated.
+    """
     addresses = (
         "s3://bucket/a/*.csv",
         "hf://datasets/me/set@main/a.csv.gz",
@@ -191,7 +193,9 @@ def test_an_address_stays_as_it_is_and_holds_no_secret() -> None:
 def test_an_output_overrides_what_it_gives(
     general: dict[str, Any], own: dict[str, Any], changed: Any
 ) -> None:
-    """An output overrides only the keys it gives, even if it gives null; its own prompt stands alone."""
+    """An output overrides only the keys it gives, even if it gives null; its own prompt stands
+    alone.
+    """
     config = build(
         encode=general, chunk={"size": 500}, outputs={"a": {**OUTPUT, "encode": own}, "b": OUTPUT}
     )
@@ -201,7 +205,9 @@ def test_an_output_overrides_what_it_gives(
 
 
 def test_paths_start_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths become absolute, through a link and from a folder with brackets, too; `~` is the home folder."""
+    """Relative paths become absolute, through a link and from a folder with brackets, too; `~` is
+    the home folder.
+    """
     monkeypatch.setenv("HOME", "/home/me")
     config = build(
         workdir="~/w",
@@ -228,7 +234,9 @@ def test_paths_start_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_local_model_becomes_absolute(tmp_path: Path) -> None:
-    """An existing folder is a local model; any other name, and the name for a plug-in, stays as written."""
+    """An existing folder is a local model; any other name, and the name for a plug-in, stays as
+    written.
+    """
     (tmp_path / "models").mkdir()
     assert build(tmp_path, model={"name": "models"}).model.name == str(tmp_path / "models")
     assert build(tmp_path, model={"name": "org/models"}).model.name == "org/models"
@@ -237,7 +245,9 @@ def test_local_model_becomes_absolute(tmp_path: Path) -> None:
 
 
 def test_starter(folder: Path) -> None:
-    """The starter is valid; any key of it, or all, can be uncommented; what its reader must change is marked."""
+    """The starter is valid; any key of it, or all, can be uncommented; what its reader must change
+    is marked.
+    """
     lines = STARTER.splitlines()
     plain = load_text(STARTER).config
     keys = [
@@ -293,20 +303,26 @@ def test_starter(folder: Path) -> None:
     ],
 )
 def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
-    """Each wrong value is named with its key, its line and what would be right, or what to do instead."""
+    """Each wrong value is named with its key, its line and what would be right, or what to do
+    instead.
+    """
     (said,) = problems_of(LEAST + added)
     assert said.startswith(f"config.yaml:{problem}")
 
 
 def test_all_problems_at_once(folder: Path) -> None:
     """One message holds every problem, with its line if it has one."""
-    text = "model: {nam: x}\noutputs:\n  a: {source: a.csv}\n  b: {source: 3, column: x}\ndevice: gpu\n"
+    text = (
+        "model: {nam: x}\noutputs:\n  a: {source: a.csv}\n  b: {source: 3, column: x}\ndevice: "
+        "gpu\n"
+    )
     assert problems_of(text) == [
         "config.yaml: workdir: this key is required",
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
         'config.yaml:5: device: "gpu" should be "cuda", "cuda:N" or "cpu", or a list of GPUs',
-        "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
+        "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is "
+        "needed",
         "config.yaml:4: outputs.b.source: 3 should be text, or a list of texts",
     ]
 
@@ -327,7 +343,9 @@ def test_all_problems_at_once(folder: Path) -> None:
     ],
 )
 def test_unreadable_text(folder: Path, text: str | bytes, problem: str) -> None:
-    """Text that is not a YAML mapping is refused with line and column; what stands there may be a secret."""
+    """Text that is not a YAML mapping is refused with line and column; what stands there may be a
+    secret.
+    """
     (said,) = problems_of(text)
     assert said.startswith(f"config.yaml{problem}")
     assert "s3cret" not in said
@@ -351,7 +369,9 @@ def test_plain_words(text: str, value: Any) -> None:
 
 
 def test_unreadable_path(folder: Path) -> None:
-    """A mistyped file name gets the nearest one; a folder or an impossible name is refused like any other mistake."""
+    """A mistyped file name gets the nearest one; a folder or an impossible name is refused like any
+    other mistake.
+    """
     (folder / "quick.yaml").touch()
     with pytest.raises(
         Halt, match=r"this is a folder; name a config, of which it has: .*quick\.yaml"
@@ -380,7 +400,9 @@ def test_unreadable_path(folder: Path) -> None:
     ],
 )
 def test_override(folder: Path, override: str, read: Any) -> None:
-    """--set reaches every key, mends what is wrong in the file, and numbers of `env` keep their digits."""
+    """--set reaches every key, mends what is wrong in the file, and numbers of `env` keep their
+    digits.
+    """
     text = LEAST + "chunk:\nenv: {B: 9.10, C: 007}\ndevice: gpu\n"
     loaded = load_text(b"\xef\xbb\xbf" + text.encode(), *dict.fromkeys(("device=cuda", override)))
     assert read(loaded.config)

@@ -1,4 +1,6 @@
-"""The examples for containers agree with the program: its exit codes, its grace, its extras and its uid."""
+"""The examples for containers agree with the program: its exit codes, its grace, its extras and its
+uid.
+"""
 
 import re
 import tomllib
@@ -28,7 +30,9 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_job_starts_again_what_is_worth_it() -> None:
-    """The Job fails for codes that need a person, tries others again, and waits longer than a run takes to end."""
+    """The Job fails for codes that need a person, tries others again, and waits longer than a run
+    takes to end.
+    """
     claim, job = documents("job.yaml")
     rules = job["spec"]["podFailurePolicy"]["rules"]
     (codes,) = [set(rule["onExitCodes"]["values"]) for rule in rules if rule["action"] == "FailJob"]
@@ -52,7 +56,9 @@ def test_the_task_starts_again_what_is_worth_it() -> None:
 
 
 def test_the_image_has_what_a_run_needs() -> None:
-    """The Dockerfile copies what is there and installs extras that exist, and its user is that of the Job."""
+    """The Dockerfile copies what is there and installs extras that exist, and its user is that of
+    the Job.
+    """
     text = (EXAMPLES / "Dockerfile").read_text("utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
         "optional-dependencies"

@@ -1,4 +1,6 @@
-"""Every default, option, key, exit code, file name and command that the pages name is the program's."""
+"""Every default, option, key, exit code, file name and command that the pages name is the
+program's.
+"""
 
 import ast
 import re
@@ -59,7 +61,9 @@ def options_of(command: click.Command | None) -> set[str]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_help_says(verb: str) -> None:
-    """Options, exit codes and keys that it names are there, each option is explained, and the example can be parsed."""
+    """Options, exit codes and keys that it names are there, each option is explained, and the
+    example can be parsed.
+    """
     command = VERBS[verb]
     assert command is not None
     words = " ".join(command.get_help(click.Context(command, info_name=verb, parent=GROUP)).split())
@@ -86,7 +90,8 @@ FOREIGN = {
     "--list", "--log", "--kin", "--errors", "--at-once", "--first", "--pids-limit",
     "--commits", "--chunks", "--wait", "--texts", "--rounds", "--runs", "--repeat", "--detach", "--out", "--local-dir",
 }  # fmt: skip
-"""Options of other programs that the pages name: systemd, Slurm, Docker, Ray, pip, git and our own tests."""
+"""Options of other programs that the pages name: systemd, Slurm, Docker, Ray, pip, git and our own
+tests."""
 
 
 def test_every_option_is_one_of_ours() -> None:
@@ -104,7 +109,9 @@ def test_every_option_is_one_of_ours() -> None:
 
 
 def test_every_command_exists() -> None:
-    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras are there."""
+    """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras
+    are there.
+    """
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
         "optional-dependencies"
@@ -141,7 +148,9 @@ def test_every_command_exists() -> None:
 
 
 def test_every_key_is_one_of_the_config() -> None:
-    """`section.key` in the prose is a key; `outputs.NAME.key` and `outputs.*.key` are keys of an output."""
+    """`section.key` in the prose is a key; `outputs.NAME.key` and `outputs.*.key` are keys of an
+    output.
+    """
     sections = {
         key
         for key, field in KEYS.items()
@@ -172,7 +181,9 @@ def codes(page: str, heading: str) -> set[int]:
 
 
 def test_the_tables_of_exit_codes_are_complete() -> None:
-    """The reference lists exactly those that exist; the page on diagnosis those that need a person, or another try."""
+    """The reference lists exactly those that exist; the page on diagnosis those that need a person,
+    or another try.
+    """
     assert codes("docs/reference/exit-codes.md", "# Exit codes") == set(ExitCode)
     helpless = {
         ExitCode.COMPLETE,
@@ -185,7 +196,9 @@ def test_the_tables_of_exit_codes_are_complete() -> None:
 
 
 def test_every_call_of_chunkvisor_is_valid() -> None:
-    """Every command line of a block names a command and options that exist, with the arguments they need."""
+    """Every command line of a block names a command and options that exist, with the arguments they
+    need.
+    """
     for page in CURRENT:
         for block in blocks(page, "sh", "console"):
             for name, *arguments in _calls(block):
@@ -210,7 +223,9 @@ def _calls(block: Block) -> Iterator[list[str]]:
 
 
 def test_every_config_is_valid(tmp_path: Path) -> None:
-    """Every YAML block is taken by the loader, a part of a config together with the least of the rest."""
+    """Every YAML block is taken by the loader, a part of a config together with the least of the
+    rest.
+    """
     least = {
         "workdir": "w",
         "model": {"name": "m"},
@@ -228,7 +243,9 @@ def test_every_config_is_valid(tmp_path: Path) -> None:
     "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_an_example_config_is_valid_and_explained(path: Path) -> None:
-    """Every config in configs/ passes the validation that `run` puts it through, and every line has a comment."""
+    """Every config in configs/ passes the validation that `run` puts it through, and every line has
+    a comment.
+    """
     Config.model_validate(yaml.safe_load(path.read_text("utf-8")), context={"folder": path.parent})
     assert [
         line for line in path.read_text("utf-8").splitlines() if line.strip() and "# " not in line
@@ -243,7 +260,9 @@ def test_the_starter_has_every_key() -> None:
 
 
 def test_the_recipe_for_a_json_list_works(tmp_path: Path) -> None:
-    """The expression in docs/how-to/sources.md makes lines of a list, and an empty text of an empty cell or list."""
+    """The expression in docs/how-to/sources.md makes lines of a list, and an empty text of an empty
+    cell or list.
+    """
     (tmp_path / "train.csv").write_text('commit\n"[""fix: a"", ""add b""]"\n""\n[]\n')
     (config, *_) = blocks(ROOT / "docs" / "how-to" / "sources.md", "yaml")
     expression = yaml.safe_load(config.text)["outputs"]["commits"]["sql"]
@@ -285,7 +304,9 @@ def test_every_symptom_leads_to_its_rule() -> None:
 
 
 def _rules_for(message: str) -> Iterator[str]:
-    """Of an exception with these words, of the classes and in the phases that may have it; and of a log's end."""
+    """Of an exception with these words, of the classes and in the phases that may have it; and of a
+    log's end.
+    """
     for name in ("RuntimeError", "OSError", "ImportError", "AssertionError", "ValueError"):
         for phase in (Phase.MODEL_LOAD, Phase.FORWARD, Phase.WRITE):
             yield diagnose(
@@ -380,14 +401,18 @@ def test_every_page_is_found_from_the_first() -> None:
 
 
 DIALECT = re.compile(
-    r"\b(?:beside|nobody|somebody|anew|afresh|under way|mostly|so many|mends?|by (?:itself|themselves))\b"
-    r"|\b(?:goes|go|going) on\b|\bof (?:its|their|your|our) own\b|\b(?:is|are|be) told\b|\btold (?:of|apart)\b"
-    r"|(?<!here )\b(?:is|are) no (?!longer|more)|\b(?:that|which) (?:is|are) none\b|, too\b|\bthe supervisor\b"
+    r"\b(?:beside|nobody|somebody|anew|afresh|under way|mostly|so many|mends?|by "
+    r"(?:itself|themselves))\b"
+    r"|\b(?:goes|go|going) on\b|\bof (?:its|their|your|our) own\b|\b(?:is|are|be) told\b|\btold "
+    r"(?:of|apart)\b"
+    r"|(?<!here )\b(?:is|are) no (?!longer|more)|\b(?:that|which) (?:is|are) none\b|, too\b|\bthe "
+    r"supervisor\b"
     r"|\bwhat is (?:there|made|left|rounded|known)\b"
     r"|\w*(?:isation|ise[sd]|neighbour|behaviour|colour|licence)\b",
     re.IGNORECASE,
 )
-"""What a translation sounds like; the words to write instead are those of a reader: in progress, again, usually."""
+"""What a translation sounds like; the words to write instead are those of a reader: in progress,
+again, usually."""
 PLAIN = (
     "raised",
     "advised",

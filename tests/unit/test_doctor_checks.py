@@ -246,7 +246,9 @@ def template_note(template: str) -> str:
 def test_what_readings_mean(
     check: str, state: str, words: str, readings: Callable[[], Case]
 ) -> None:
-    """Each reading gives its check the state and the words of the table, and a mend if one is needed."""
+    """Each reading gives its check the state and the words of the table, and a mend if one is
+    needed.
+    """
     found = [finding for finding in examine(readings()) if finding.check == check]
 
     worst = max(found, key=lambda finding: [OK, NOTE, WARNING, FAULT].index(finding.state))
@@ -282,7 +284,9 @@ def test_exit_code(readings: Case, expected: int) -> None:
 
 
 def test_the_report_is_readable() -> None:
-    """Each finding is a line, with the mend below and a sum at the end; as JSON, `ok` is false with a fault."""
+    """Each finding is a line, with the mend below and a sum at the end; as JSON, `ok` is false with
+    a fault.
+    """
     findings = [
         Finding("a", OK, "well"),
         Finding("b", FAULT, "broken\nfor two reasons", "mend it", "config"),

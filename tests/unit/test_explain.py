@@ -10,7 +10,9 @@ from chunkvisor_worker.contract.rules import RULES
 
 
 def test_every_outcome_and_rule_has_an_entry() -> None:
-    """Whatever `see:` can name, `explain` prints, in lines that fit a terminal but for one long word."""
+    """Whatever `see:` can name, `explain` prints, in lines that fit a terminal but for one long
+    word.
+    """
     assert set(ENTRIES) == {*map(str, Outcome), QUARANTINE}
     assert set(names()) == {*map(str, Outcome), QUARANTINE, *(rule.name for rule in RULES)}
     assert len(names()) == len(set(names()))

@@ -1,4 +1,6 @@
-"""Forms of a final: what each type of number and each format makes of the vectors, and what is made of what."""
+"""Forms of a final: what each type of number and each format makes of the vectors, and what is made
+of what.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -37,7 +39,9 @@ FORMATS_HERE = [FinalFormat.NPY, pytest.param(FinalFormat.PARQUET, marks=NEEDS_P
 
 
 def vectors(rows: int, dimension: int) -> np.ndarray:
-    """Vectors with what is hard to round: a constant dimension, zeros, and numbers of very different size."""
+    """Vectors with what is hard to round: a constant dimension, zeros, and numbers of very
+    different size.
+    """
     made = np.random.default_rng(1).standard_normal((rows, dimension)).astype(np.float32)
     made[:, 0], made[1] = 0.25, 0
     made[:, -1] *= 1e-4
@@ -92,7 +96,9 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
     format: FinalFormat,  # noqa: A002 - as the key is called
     dtype: FinalDtype,
 ) -> None:
-    """Chunks joined into a form, and a finished float32 final made into it, give the same files; verify agrees."""
+    """Chunks joined into a form, and a finished float32 final made into it, give the same files;
+    verify agrees.
+    """
     form, notes, numbers = Form(format, dtype), list[Event](), Numbers(dtype, DIMENSION)
     with assembled(ROWS, 3, 2) as (ledger, table, right):
         layout = ledger.layout

@@ -1,4 +1,6 @@
-"""GPUs as nvidia-smi reports them, whether one may be given to the next worker, and the dtypes that suit it."""
+"""GPUs as nvidia-smi reports them, whether one may be given to the next worker, and the dtypes that
+suit it.
+"""
 
 import re
 from collections.abc import Callable
@@ -54,7 +56,9 @@ GIB = 1 << 30
     ids=["not known", "no UUID", "warning", "nonsense"],
 )
 def test_lines_that_are_not_a_gpu_are_left_out(text: str, count: int) -> None:
-    """Warnings and nonsense between the lines do no harm; memory that nvidia-smi does not report is 0."""
+    """Warnings and nonsense between the lines do no harm; memory that nvidia-smi does not report is
+    0.
+    """
     devices = parse_devices(text)
     assert len(devices) == count
     assert count != 1 or (devices[0].memory_bytes, devices[0].capability) == (0, None)
@@ -102,7 +106,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         if output is not None:
             refused = f'case "$*" in *{unknown}*) exit 2;; esac\n' if unknown else ""
             smi.write_text(
-                f'#!/bin/sh\n{refused}case "$*" in *apps*) echo "{apps}";; *) echo "{output}"; exit {code};; esac\n'
+                f'#!/bin/sh\n{refused}case "$*" in *apps*) echo "{apps}";; *) echo "{output}"; '
+                f"exit {code};; esac\n"
             )
             smi.chmod(0o700)
         for name in files:
@@ -128,7 +133,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_devices_are_found(
     machine: Machine, wanted: str, visible: str | None, devices: tuple[Device, ...] | str
 ) -> None:
-    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; a GPU that is not there is never the CPU."""
+    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; a GPU that is not there is never
+    the CPU.
+    """
     machine(LISTING)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if not isinstance(devices, str):
@@ -220,7 +227,9 @@ TABLE: dict[str, tuple[Reading, Health, str]] = {
 
 @pytest.mark.parametrize(("reading", "health", "words"), TABLE.values(), ids=TABLE)
 def test_opinion(reading: Reading, health: Health, words: str) -> None:
-    """Broken beats blind, blind beats busy; a GPU is busy if what others hold leaves hardly anything."""
+    """Broken beats blind, blind beats busy; a GPU is busy if what others hold leaves hardly
+    anything.
+    """
     health_report = judge_gpu(reading, total_bytes=TOTAL)
     assert health_report.health is health, health_report
     assert words in health_report.why
@@ -250,7 +259,9 @@ def test_opinion(reading: Reading, health: Health, words: str) -> None:
 def test_a_gpu_is_read(
     machine: Machine, output: str, code: int, apps: str, reading: Reading
 ) -> None:
-    """Memory, action and processes are read among whatever else is printed; an older driver gives no action."""
+    """Memory, action and processes are read among whatever else is printed; an older driver gives
+    no action.
+    """
     machine(output, code, apps=apps)
     assert read_gpu("GPU-a") == reading
     machine("5", 0, unknown="gpu_recovery_action")
@@ -294,7 +305,9 @@ def station_after(
 def test_our_own_worker(
     monkeypatch: pytest.MonkeyPatch, reading: Reading, health: Health, alone: bool
 ) -> None:
-    """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
+    """What our own worker holds is not held against it, and it is alone only if nothing else can be
+    there.
+    """
     handle, found = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
     assert (found, handle.alone) == ([GOOD, health], alone)
 
@@ -305,9 +318,12 @@ def figures(
     """What torch says on a GPU of 8 GiB."""
     others = f"Process 77 has {others_gib:.2f} GiB memory in use. " if others_gib else ""
     return (
-        f"CUDA out of memory. Tried to allocate {wanted_gib:.2f} GiB. GPU 0 has a total capacity of 8.00 GiB of which "
-        f"{free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory "
-        f"in use. Of the allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by "
+        f"CUDA out of memory. Tried to allocate {wanted_gib:.2f} GiB. GPU 0 has a total capacity "
+        f"of 8.00 GiB of which "
+        f"{free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, this process has "
+        f"{ours_gib:.2f} GiB memory "
+        f"in use. Of the allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 "
+        f"GiB is reserved by "
         "PyTorch but unallocated."
     )
 
@@ -392,7 +408,9 @@ DTYPES: list[tuple[str | None, str | None, Device, str, list[str]]] = [
 def test_the_dtype_to_take(
     dtype: str | None, model_type: str | None, card: Device, advised: str, unfit: list[str]
 ) -> None:
-    """Before Ampere float32 for the families that overflow, and float16 for the others; no remedy names bfloat16."""
+    """Before Ampere float32 for the families that overflow, and float16 for the others; no remedy
+    names bfloat16.
+    """
     assert advised_dtype(model_type, card) == advised
     found = unfit_dtype(dtype, model_type, card)
     assert (found is None) is (not unfit)

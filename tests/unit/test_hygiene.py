@@ -1,4 +1,6 @@
-"""What holds for the whole program: who imports whom, what the supervisor never loads, who may read the files."""
+"""What holds for the whole program: who imports whom, what the supervisor never loads, who may read
+the files.
+"""
 
 import ast
 import functools
@@ -72,7 +74,9 @@ def files_of(package: Path) -> list[Path]:
 
 
 def test_supervisor_knows_only_the_contract() -> None:
-    """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
+    """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a
+    child.
+    """
     for path in files_of(SUPERVISOR):
         allowed = {"duckdb"} if path.parent.name == "sources" else set()
         if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
@@ -115,7 +119,9 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
-    """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
+    """What a run imports before its model begins to load has neither numpy nor what works on its
+    outputs.
+    """
     light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.outside")
     program = (
         f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
@@ -129,7 +135,9 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
 
 
 def test_worker_does_not_know_the_supervisor() -> None:
-    """The worker imports nothing of the supervisor; its contract needs the standard library and itself alone."""
+    """The worker imports nothing of the supervisor; its contract needs the standard library and
+    itself alone.
+    """
     for path in files_of(WORKER):
         for name in imported(path):
             top = name.partition(".")[0]
@@ -168,7 +176,9 @@ def test_what_is_printed_goes_through_one_module() -> None:
 
 
 def test_no_page_is_stale() -> None:
-    """Each generated part is as `python tools/pages.py` writes it, and each that can be made is in one page."""
+    """Each generated part is as `python tools/pages.py` writes it, and each that can be made is in
+    one page.
+    """
     texts = {page: page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md")}
     stale = [
         str(page.relative_to(ROOT)) for page, text in texts.items() if pages.renewed(text) != text
@@ -180,7 +190,8 @@ def test_no_page_is_stale() -> None:
 
 
 MOST = {"tokens of source": 160_000, "tokens of tests": 210_000, "words": 22_000}
-"""What there is at most: whoever adds says what goes. Tokens, since wide lines must not save anything."""
+"""What there is at most: whoever adds says what goes. Tokens, since wide lines must not save
+anything."""
 
 LAYOUT = {
     tokenize.NL,

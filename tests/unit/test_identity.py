@@ -117,7 +117,9 @@ def test_what_shapes_vectors_is_identity(change: dict[str, Any], sentence: str) 
 def test_arithmetic_variables(
     inherited: dict[str, str], given: dict[str, str], found: dict[str, str]
 ) -> None:
-    """Those that change arithmetic count wherever they come from, the config's first, but for empty ones."""
+    """Those that change arithmetic count wherever they come from, the config's first, but for empty
+    ones.
+    """
     assert arithmetic_variables(inherited, given) == found
 
 
@@ -126,7 +128,9 @@ def test_arithmetic_variables(
     [("sentence-transformers", []), ("mine:build", ['model.name: "/here" before, "/there" now'])],
 )
 def test_moved_local_model_is_the_same(encoder: str, sentences: list[str]) -> None:
-    """A local model counts by its content, not by its folder; a plug-in makes of its name what it likes."""
+    """A local model counts by its content, not by its folder; a plug-in makes of its name what it
+    likes.
+    """
     here, there = (
         identity(model={"name": name, "encoder": encoder}) for name in ("/here", "/there")
     )
@@ -166,5 +170,7 @@ def test_secrets_are_noted_as_digests() -> None:
     ],
 )
 def test_vector_identity(change: dict[str, Any], same: bool) -> None:
-    """What makes the vector of a text does not depend on its source, on its template or on the other rows."""
+    """What makes the vector of a text does not depend on its source, on its template or on the
+    other rows.
+    """
     assert (identity(**change).of_vectors == identity().of_vectors) is same

@@ -1,4 +1,6 @@
-"""Assembly against the truth that numpy's indexing gives, whatever repeats where and however small the blocks are."""
+"""Assembly against the truth that numpy's indexing gives, whatever repeats where and however small
+the blocks are.
+"""
 
 import contextlib
 import errno
@@ -72,7 +74,8 @@ def assembled(
 ) -> Iterator[tuple[Ledger, StagedTable, np.ndarray]]:
     """A ledger and a table to assemble, the right array, and blocks of so many rows.
 
-    `bad` are the texts without a vector by the records, `nan` those that really have none, `zero` those of zeros.
+    `bad` are the texts without a vector by the records, `nan` those that really have none, `zero`
+    those of zeros.
     """
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((int(row_text.max()) + 1, DIMENSION), dtype=np.float32)
@@ -122,7 +125,9 @@ def finished(layout: OutputLayout) -> dict[str, Any]:
 )
 @soaked(300)
 def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int) -> None:
-    """Row i has the vector of its text, for repeats within and across blocks and chunks, and without any."""
+    """Row i has the vector of its text, for repeats within and across blocks and chunks, and
+    without any.
+    """
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
@@ -142,7 +147,9 @@ ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])
 
 @pytest.mark.parametrize("block_rows", [1, 2, 100])
 def test_rows_without_a_vector(block_rows: int) -> None:
-    """Rows of bad texts are NaN, and named with their text, in whatever block they are; zero rows are counted."""
+    """Rows of bad texts are NaN, and named with their text, in whatever block they are; zero rows
+    are counted.
+    """
     with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4], zero=[1, 6]) as (
         ledger,
         table,
@@ -156,7 +163,9 @@ def test_rows_without_a_vector(block_rows: int) -> None:
 
 @pytest.mark.parametrize(("bad", "nan"), [([], [5]), ([5], []), ([4], [5])])
 def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None:
-    """A text without a vector that no record names, or one with a vector that a record names, is damage."""
+    """A text without a vector that no record names, or one with a vector that a record names, is
+    damage.
+    """
     with assembled(ROWS, 2, 2, bad=bad, nan=nan) as (ledger, table, _):
         with pytest.raises(
             ChunkDamagedError, match="other rows without a vector than its record says"
@@ -169,7 +178,9 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
 @pytest.mark.parametrize("forms", ["npy npy", "npy parquet", "parquet npy"])
 @pytest.mark.parametrize("killed", ["_put_in_place", "sync_folder", "_write_records"])
 def test_killed_while_publishing(forms: str, killed: str) -> None:
-    """What was announced and is whole is completed by the next run; of what it replaces nothing is left."""
+    """What was announced and is whole is completed by the next run; of what it replaces nothing is
+    left.
+    """
     with assembled(ROWS, 2, 2) as (ledger, table, right):
         layout = ledger.layout
         before, after = (Form(FinalFormat(name)) for name in forms.split())
@@ -211,7 +222,9 @@ def array(rows: int, dimension: int) -> bytes:
 def test_damaged_chunk(
     damage: Callable[[bytes], bytes] | None, chunk: int, block_rows: int
 ) -> None:
-    """A chunk that is not what was committed is named, no final appears, and nothing is left in the way of the next."""
+    """A chunk that is not what was committed is named, no final appears, and nothing is left in the
+    way of the next.
+    """
     with assembled(ROWS, 2, block_rows) as (ledger, table, right):
         path = dict(chunk_files(ledger.layout))[chunk]
         whole = path.read_bytes()
@@ -260,7 +273,9 @@ def write_all(path: Path) -> str:
 def test_a_file_is_hashed_and_synced(
     tmp_path: Path, sync_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes are there in their order, the digest is their sha256, and an error of any sync is not lost."""
+    """The bytes are there in their order, the digest is their sha256, and an error of any sync is
+    not lost.
+    """
     monkeypatch.setattr(formats, "_SYNC_BYTES", sync_bytes)
     assert write_all(tmp_path / "file") == hashlib.sha256(b"".join(BLOCKS)).hexdigest()
     assert (tmp_path / "file").read_bytes() == b"".join(BLOCKS)

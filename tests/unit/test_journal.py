@@ -51,7 +51,9 @@ def write(layout: Layout, run: str, events: list[Event]) -> Journal:
 
 
 def test_runs_follow_each_other_line_by_line(layout: Layout) -> None:
-    """A torn last line costs nothing but itself, and a new run knows what all runs before it add up to."""
+    """A torn last line costs nothing but itself, and a new run knows what all runs before it add up
+    to.
+    """
     for run in ("one", "two", "three"):
         journal = write(layout, run, RUN)
         with open(layout.events, "ab") as file:
@@ -73,7 +75,9 @@ def test_runs_follow_each_other_line_by_line(layout: Layout) -> None:
 
 
 def test_news(layout: Layout) -> None:
-    """Only whole lines count, each once, and of a long story the last few; a shorter journal is read from its start."""
+    """Only whole lines count, each once, and of a long story the last few; a shorter journal is
+    read from its start.
+    """
     follower = Follower(layout)
 
     def news() -> list[str]:

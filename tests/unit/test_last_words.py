@@ -14,9 +14,12 @@ from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom
 
 _TAKEN = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 120.00 MiB is "
-    "free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch memory, this process has 1.00 GiB memory "
-    "in use. Of the allocated memory 500.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but "
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of "
+    "which 120.00 MiB is "
+    "free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch memory, this process "
+    "has 1.00 GiB memory "
+    "in use. Of the allocated memory 500.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved "
+    "by PyTorch but "
     "unallocated."
 )
 _OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace(
@@ -41,7 +44,9 @@ def test_who_holds_the_memory_of_a_gpu_is_said_first(message: str, first: str) -
 
 
 def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
-    """The NVML assertion that ends a run asks for the driver, in the last words and in the handbook."""
+    """The NVML assertion that ends a run asks for the driver, in the last words and in the
+    handbook.
+    """
     words = last_remedy(Verdict(Outcome.GPU_OOM, "", "The run goes on.", "nvml-assert-allocator"))
     assert "nvidia-smi" in words
     assert "driver" in words

@@ -1,4 +1,6 @@
-"""What a new process makes of the folder of an output: chunks, parts of chunks, bad texts and attempts."""
+"""What a new process makes of the folder of an output: chunks, parts of chunks, bad texts and
+attempts.
+"""
 
 from pathlib import Path
 
@@ -53,7 +55,9 @@ def committed(ledger: Ledger) -> list[int]:
 
 
 def test_read_back(layout: OutputLayout) -> None:
-    """A new process knows what the old one knew; without the facts one chunk is computed again, which brings them."""
+    """A new process knows what the old one knew; without the facts one chunk is computed again,
+    which brings them.
+    """
     ledger = loaded(layout)
     assert committed(ledger) == [0, 1, 2]
     assert ledger.bad == {3: BAD}
@@ -63,7 +67,9 @@ def test_read_back(layout: OutputLayout) -> None:
 
 
 def test_facts_come_from_a_chunk_with_vectors(tmp_path: Path) -> None:
-    """Lost facts are not looked for in a chunk all of whose texts are bad: no worker would compute it."""
+    """Lost facts are not looked for in a chunk all of whose texts are bad: no worker would compute
+    it.
+    """
     layout = Layout(tmp_path).output("out")
     layout.state.mkdir(parents=True)
     ledger = loaded(layout)
@@ -93,7 +99,9 @@ def test_refused_texts_are_forgiven(tmp_path: Path, good: list[int]) -> None:
 
 
 def test_damaged_record_of_bad_texts(layout: OutputLayout) -> None:
-    """It counts as none: whoever joins the chunk finds rows without a vector, and has it computed again."""
+    """It counts as none: whoever joins the chunk finds rows without a vector, and has it computed
+    again.
+    """
     (record,) = layout.parts.glob("*/index.json")
     record.write_bytes(b"{}")
     ledger = loaded(layout)
@@ -138,7 +146,9 @@ def test_what_is_left_and_what_is_joined(
     missing: list[int],
     composed: list[int] | None,
 ) -> None:
-    """Say what has neither a vector nor a verdict; once that is nothing, join the vectors, 0 being NaN here."""
+    """Say what has neither a vector nor a verdict; once that is nothing, join the vectors, 0 being
+    NaN here.
+    """
     for number, texts in enumerate(taken, 1):
         parts_in(tmp_path).add(10, vectors(tmp_path, 4, number), texts)
     for text in bad:
@@ -170,7 +180,9 @@ def test_damaged_parts(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_forgotten_vector_is_not_joined(tmp_path: Path) -> None:
-    """A text whose vector was damaged, and that then failed alone, has NaN and not what was left in its row."""
+    """A text whose vector was damaged, and that then failed alone, has NaN and not what was left in
+    its row.
+    """
     parts = parts_in(tmp_path)
     parts.add(10, vectors(tmp_path, 4), [10, 11])
     parts.forget_vectors()

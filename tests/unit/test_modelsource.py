@@ -50,7 +50,9 @@ def models(tmp_path: Path) -> Path:
 def test_the_current_folder_makes_no_difference(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative name starts at the config's folder alone: what else it may mean is a hub id, or nothing."""
+    """A relative name starts at the config's folder alone: what else it may mean is a hub id, or
+    nothing.
+    """
     monkeypatch.chdir(models)
     cache = models / "cache.json"
     found = source_at_hand(named("own/model", models), cache)
@@ -85,7 +87,9 @@ def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
 def test_a_wait_for_the_hub_ends(
     try_s: float, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last try begins within `recovery.wait_timeout` of the first failure, and there are some between."""
+    """The last try begins within `recovery.wait_timeout` of the first failure, and there are some
+    between.
+    """
     now_s, began_s = 1.0, list[float]()
 
     def fetch(*_: object) -> Verdict:
@@ -175,7 +179,8 @@ def write(folder: Path, contents: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("trusted", [True, False, None])
 def test_what_a_models_files_name_outside_it(trusted: bool | None, tmp_path: Path) -> None:
-    """It is fetched, and laid out for the workers: all that makes the vectors, and no code that is not trusted.
+    """It is fetched, and laid out for the workers: all that makes the vectors, and no code that is
+    not trusted.
 
     Undecided code of an adapter's base is refused.
     """

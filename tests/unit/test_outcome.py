@@ -18,7 +18,10 @@ OOM = Fault(
     4,
 )
 UNKNOWN = Fault(Phase.FORWARD, (Cause("builtins.KeyError", (), "'x'"),), "")
-SEGFAULT_LOG = "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+SEGFAULT_LOG = (
+    "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call "
+    "first):\n"
+)
 ASSERT_LOG = "device-side assert triggered\nFatal Python error: Aborted\n"
 NO_PACKAGE_LOG = "/usr/bin/python: No module named chunkvisor_worker"
 
@@ -151,7 +154,9 @@ TABLE = BESIDE_A_RESULT | BESIDE_A_FAULT | WITHOUT_A_RECORD
 
 @pytest.mark.parametrize(("evidence", "outcome", "words"), TABLE.values(), ids=list(TABLE))
 def test_outcome(evidence: Evidence, outcome: Outcome, words: str) -> None:
-    """Verified vectors beat our own signals, those beat a false claim, that a fault, and that log and exit status."""
+    """Verified vectors beat our own signals, those beat a false claim, that a fault, and that log
+    and exit status.
+    """
     verdict = judge(evidence)
     assert verdict.outcome is outcome
     assert words in verdict.reason
@@ -171,12 +176,16 @@ BEATS = {
 
 @pytest.mark.parametrize(("phase", "before"), BEATS.items())
 def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> None:
-    """Without a fault record the last beat tells; while texts are tokenised, one of them can be the cause."""
+    """Without a fault record the last beat tells; while texts are tokenised, one of them can be the
+    cause.
+    """
     assert judge(Evidence(-11, beat=Beat(3, 1, phase))).before_first_batch is before
 
 
 def test_every_evidence_has_a_verdict() -> None:
-    """Whatever comes together, there is a verdict with a reason; COMMITTED only for verified vectors."""
+    """Whatever comes together, there is a verdict with a reason; COMMITTED only for verified
+    vectors.
+    """
     codes = (None, *range(-64, 0), *range(256))
     records = itertools.product(
         (None, RESULT), (None, "are wrong"), (None, OOM), EndedBy, (0, 1), (None, 0)
@@ -212,7 +221,9 @@ def test_every_evidence_has_a_verdict() -> None:
 def test_batch_and_phase(
     fault: Fault | None, beat: Beat | None, batch: tuple[int, int], phase: Phase | None
 ) -> None:
-    """The verdict carries the batch and the phase of the fault; without one, those of the last beat."""
+    """The verdict carries the batch and the phase of the fault; without one, those of the last
+    beat.
+    """
     verdict = judge(Evidence(20, fault=fault, beat=beat, limits=Limits(32, 512)))
     assert (verdict.batch_rows, verdict.batch_tokens) == batch
     assert verdict.phase is phase
@@ -249,7 +260,9 @@ SIGNALS = (
     "code", [*range(19), 20, *range(22, 256), *(-number for number in SIGNALS)]
 )
 def test_a_text_may_end_its_worker_in_any_way(code: int) -> None:
-    """A worker that was at texts and left no record may have been ended by one of them, whatever its exit status."""
+    """A worker that was at texts and left no record may have been ended by one of them, whatever
+    its exit status.
+    """
     verdict = judge(Evidence(code, beat=AT_TEXTS))
     assert verdict.row_can_cause
     assert verdict.outcome not in (
@@ -282,6 +295,8 @@ def test_before_the_first_batch_no_text_can_be_the_cause(code: int, phase: Phase
     ids=["MemoryError", "ENOMEM", "CPU allocator", "KeyboardInterrupt"],
 )
 def test_a_text_may_want_too_much_memory_or_interrupt(cause: Cause) -> None:
-    """An encoder that runs out of host memory, or is interrupted, while it is at texts may be so by one of them."""
+    """An encoder that runs out of host memory, or is interrupted, while it is at texts may be so by
+    one of them.
+    """
     assert judge(Evidence(1, fault=Fault(Phase.FORWARD, (cause,), "", 4))).row_can_cause
     assert not judge(Evidence(1, fault=Fault(Phase.MODEL_LOAD, (cause,), ""))).row_can_cause

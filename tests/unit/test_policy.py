@@ -35,7 +35,9 @@ GIB = 1 << 30
 
 
 def of(outcome: Outcome, exit_code: int | None = None, **details: Any) -> Verdict:
-    """A verdict; unless `details` say otherwise on a batch of one row, so that nothing is left to halve."""
+    """A verdict; unless `details` say otherwise on a batch of one row, so that nothing is left to
+    halve.
+    """
     return Verdict(
         outcome, "why", exit_code=exit_code, **{"limits": Limits(1), "batch_rows": 1, **details}
     )
@@ -284,7 +286,9 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMMITTED])
 def test_every_failure_has_a_step(outcome: Outcome) -> None:
-    """In whatever phase and after whatever came before; what charges nothing is counted in another way."""
+    """In whatever phase and after whatever came before; what charges nothing is counted in another
+    way.
+    """
     for phase, row, good, texts, tries in itertools.product(
         (None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)
     ):

@@ -1,4 +1,6 @@
-"""What CONTRIBUTING's recipes say is to be touched: whoever forgets a part of it fails here, in mypy, or beside it."""
+"""What CONTRIBUTING's recipes say is to be touched: whoever forgets a part of it fails here, in
+mypy, or beside it.
+"""
 
 import ast
 import re

@@ -1,4 +1,6 @@
-"""What the machine refuses to the program itself, in words: whose it is, what to do, and the exit code."""
+"""What the machine refuses to the program itself, in words: whose it is, what to do, and the exit
+code.
+"""
 
 import errno
 import os
@@ -35,7 +37,9 @@ def test_refusal_in_words(number: int) -> None:
 
 
 def test_what_a_refusal_names(tmp_path: Path) -> None:
-    """The disk that is full, and its room; who owns what may not be used; and that the current folder is gone."""
+    """The disk that is full, and its room; who owns what may not be used; and that the current
+    folder is gone.
+    """
     elsewhere = tmp_path / "tmp"
     elsewhere.mkdir()
     halt = refusal(

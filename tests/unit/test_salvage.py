@@ -1,4 +1,6 @@
-"""What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at both."""
+"""What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at
+both.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,7 +33,9 @@ def spec(skip: tuple[int, ...] = ()) -> Spec:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., VectorFile]]:
-    """Opens the file as the worker does; closed at the end, which a worker that dies leaves to the kernel."""
+    """Opens the file as the worker does; closed at the end, which a worker that dies leaves to the
+    kernel.
+    """
     with ExitStack() as stack:
 
         def open_one(files: AttemptFiles, skip: tuple[int, ...] = ()) -> VectorFile:
@@ -149,7 +153,9 @@ def test_what_is_damaged_is_not_taken_over(
 
 
 def test_the_longest_log_is_read(tmp_path: Path) -> None:
-    """A chunk of as many texts as a config may ask for can be in as many batches; no config asks for more."""
+    """A chunk of as many texts as a config may ask for can be in as many batches; no config asks
+    for more.
+    """
     texts = 100_000
     ChunkConfig(size=texts)
     with pytest.raises(ValidationError):

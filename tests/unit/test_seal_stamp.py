@@ -19,7 +19,9 @@ CONTENT = {"rows": 5, "name": "ä\ud800", "nested": {"list": [1, None, 2.5]}}
 
 
 def test_any_byte_changed(tmp_path: Path) -> None:
-    """Notice each byte that is changed, unless it leaves the meaning as it was, and each cut but for the line's end."""
+    """Notice each byte that is changed, unless it leaves the meaning as it was, and each cut but
+    for the line's end.
+    """
     path = tmp_path / "sealed.json"
     assert read_sealed(path) is None
     write_sealed(path, CONTENT)

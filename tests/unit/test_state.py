@@ -1,4 +1,6 @@
-"""The state that events come to, the snapshot of it, the words for it, and whether to worry: as tables."""
+"""The state that events come to, the snapshot of it, the words for it, and whether to worry: as
+tables.
+"""
 
 import json
 from dataclasses import fields
@@ -111,7 +113,9 @@ def test_what_it_is_doing(events: list[Event], doing: str) -> None:
 
 
 def test_progress_counts_what_workers_have_done() -> None:
-    """Rows, rates and the time left come from commits and beats together; a text stands for its share of the rows."""
+    """Rows, rates and the time left come from commits and beats together; a text stands for its
+    share of the rows.
+    """
     beat = Beat(9, 8, Phase.FORWARD, rows_done=10, rows_total=25, tokens_done=200)
     ended: Event = (119, "worker_ended", {**FIRST, "device": 0})
     events = [*BEGUN, ended, COMMITTED, (121, "go", {**SECOND, "rows": 32})]
@@ -199,16 +203,20 @@ def test_a_text_that_is_given_up_counts_as_done() -> None:
 
 
 def test_the_heartbeat_and_the_end() -> None:
-    """A line has all figures that are known; after the end nothing moves any more, whatever the clock says."""
+    """A line has all figures that are known; after the end nothing moves any more, whatever the
+    clock says.
+    """
     assert seen(110, INVOKED).line == "starting, 10 s so far"
     assert seen(120, *BEGUN, COMMITTED).line == (
-        "computing, 20 s so far, 50 %, about 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
+        "computing, 20 s so far, 50 %, about 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 "
+        "tokens/s, about 20 s left"
     )
     assert seen(110, INVOKED).closing_line == ""
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
     assert (now.elapsed_s, now.eta_s, now.workers) == (30, None, ())
     assert now.closing_line == (
-        "1 chunk encoded in 30 s, start-up included; 5.0 rows/s, 50 tokens/s (start-up not counted); "
+        "1 chunk encoded in 30 s, start-up included; 5.0 rows/s, 50 tokens/s (start-up not "
+        "counted); "
         "done and kept: 50 %, about 100 of 200 rows, 2 of 4 chunks; without a fault"
     )
 
@@ -250,7 +258,9 @@ RESUMED: Event = (120, "chunk_committed", {**COMMITTED[2], "tokens": 0, "texts_b
     ],
 )
 def test_what_was_kept_counts_once(events: list[Event], far: str, texts: int, tokens: int) -> None:
-    """Kept batches count for how far it is at once; texts and tokens of a chunk in parts for the run that did them."""
+    """Kept batches count for how far it is at once; texts and tokens of a chunk in parts for the
+    run that did them.
+    """
     state = state_of(*events)
     assert far in snapshot_of(state, 120).line
     assert (state.total("texts_here"), state.total("tokens_here")) == (texts, tokens)

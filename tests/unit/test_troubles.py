@@ -33,7 +33,9 @@ LOST = "without a vector so far: t row 10 (a.jsonl:11)"
 def test_a_stop_tells_of_the_troubles_it_came_in(
     events: list[of.Event], why: str, log: str, see: str
 ) -> None:
-    """The last failure since the run last got on is told, with its log, and the rows that it gave up."""
+    """The last failure since the run last got on is told, with its log, and the rows that it gave
+    up.
+    """
     troubles = Troubles()
     for event in events:
         troubles.heed(event)

@@ -22,11 +22,13 @@ from chunkvisor_worker.contract.messages import Limits, ModelSpec
     [
         (
             "model:\n  name: m   # mine\n  dtype: auto  # theirs\n# the end\n",
-            "model:\n  name: m   # mine\n  dtype: bfloat16  # theirs\n# the end\n\nencode:\n  batch_tokens: 4096\n",
+            "model:\n  name: m   # mine\n  dtype: bfloat16  # theirs\n# the end\n\nencode:\n  "
+            "batch_tokens: 4096\n",
         ),
         (
             "model: {name: m, dtype: 'auto'}\nencode:   # batches\n    normalize: true\n",
-            "model: {name: m, dtype: bfloat16}\nencode:   # batches\n    batch_tokens: 4096\n    normalize: true\n",
+            "model: {name: m, dtype: bfloat16}\nencode:   # batches\n    batch_tokens: 4096\n    "
+            "normalize: true\n",
         ),
         ("encode: {batch_tokens: auto}\nx: &x {dtype: auto}\nmodel: *x", None),
     ],
@@ -41,7 +43,9 @@ def test_a_config_is_edited(text: str, written: str | None) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config of 200 texts and made-up workers: the CPU has bfloat16, twice as fast, and 8,192 tokens fail."""
+    """A config of 200 texts and made-up workers: the CPU has bfloat16, twice as fast, and 8,192
+    tokens fail.
+    """
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_text("")

@@ -1,4 +1,6 @@
-"""What a person sees of a run at a glance: in the live view, in any terminal, and on the screen of `status`."""
+"""What a person sees of a run at a glance: in the live view, in any terminal, and on the screen of
+`status`.
+"""
 
 import io
 from dataclasses import replace
@@ -104,7 +106,8 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             status(State.STOPPED, 3),
             None,
             [
-                "stopped: its process was killed, the machine went down, or the disk was full; finished work is kept",
+                "stopped: its process was killed, the machine went down, or the disk was full; "
+                "finished work is kept",
                 "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
                 "  attempts: 3 committed",
                 "  to continue: run the same command again",

@@ -40,14 +40,18 @@ def pulse(phase: Phase | None, *, changed_s: float = 0, started_s: float = 0) ->
     ],
 )
 def test_overdue(worker: Pulse, now_s: float, words: str) -> None:
-    """Before the first batch the start-up time counts, afterwards the time since the last sign of progress."""
+    """Before the first batch the start-up time counts, afterwards the time since the last sign of
+    progress.
+    """
     why = worker.overdue(now_s, PATIENCE)
     assert bool(why) == bool(words)
     assert words in why
 
 
 def test_same_beat_is_no_sign_of_life() -> None:
-    """Only another sequence number counts, also a lower one; a missing or damaged beat changes nothing."""
+    """Only another sequence number counts, also a lower one; a missing or damaged beat changes
+    nothing.
+    """
     first = Pulse(0, 0).seen(Beat(5, 2, Phase.FORWARD), 1)
     assert first.changed_s == 1
     assert first.seen(Beat(5, 2, Phase.FORWARD, rows_done=9), 7) == first

@@ -1,4 +1,6 @@
-"""What people read of a run: what follows a failure, how often a wait is told, lines that fit a terminal."""
+"""What people read of a run: what follows a failure, how often a wait is told, lines that fit a
+terminal.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +50,8 @@ from chunkvisor_worker.contract.files import AttemptFiles
         (Split(How.HALVES), "trying it in two halves"),
         (
             Split(How.BAD),
-            "keeping the others, and trying the bad ones once more in one worker, each alone in its batch",
+            "keeping the others, and trying the bad ones once more in one worker, each alone in "
+            "its batch",
         ),
         (Stop(ExitCode.MACHINE), ""),
         (Quarantine(), ""),
@@ -67,7 +70,9 @@ def test_what_follows_a_device_fault() -> None:
 
 
 def test_a_failure_without_an_attempt() -> None:
-    """Where no worker could be started there is no attempt 0 to look for; what follows stands at the end."""
+    """Where no worker could be started there is no attempt 0 to look for; what follows stands at
+    the end.
+    """
     assert AttemptFailed("a", 1, 2, "crashed", "why", then="retrying").line == (
         "a chunk 1, attempt 2: crashed: why; retrying"
     )
@@ -75,7 +80,9 @@ def test_a_failure_without_an_attempt() -> None:
 
 
 def test_the_search_says_what_is_left_and_what_is_tried() -> None:
-    """How many texts, and which rows are next; the steps that follow are read from one line of the view."""
+    """How many texts, and which rows are next; the steps that follow are read from one line of the
+    view.
+    """
     split = ChunkSplit("a", 2, 7, "rows 23, 25")
     assert (
         split.line == "a chunk 2: looking for the text that fails among 7 texts; next: rows 23, 25"
@@ -160,7 +167,9 @@ def test_the_first_line(device: str, words: str) -> None:
     ],
 )
 def test_the_plan(planned: WorkPlanned, words: str) -> None:
-    """Once all sources are read, it says how much is left to do, and how long that may take, if that is known."""
+    """Once all sources are read, it says how much is left to do, and how long that may take, if
+    that is known.
+    """
     assert planned.line == words
 
 
@@ -182,7 +191,9 @@ class _Attempts:
 
 
 def test_the_log_to_open_exists(tmp_path: Path) -> None:
-    """It is the attempt's own, else the newest of its chunk; of a reason that is told, the one that has it."""
+    """It is the attempt's own, else the newest of its chunk; of a reason that is told, the one that
+    has it.
+    """
     attempts = _Attempts(tmp_path)
     first = attempts.failed(3, 1, "segfault", "segmentation-fault")
     other = attempts.failed(5, 1, "hang")

@@ -1,8 +1,11 @@
-"""The child: encodes one chunk of texts in a process of its own and leaves a result or a fault in a folder."""
+"""The child: encodes one chunk of texts, and leaves a result or a fault in a folder."""
 
 
 class Busy(Exception):  # noqa: N818 - no error: the work is to be done later
-    """For a plug-in's `encode` to raise: what it depends on has no room now. The run waits; no text is blamed."""
+    """For a plug-in's `encode` to raise: what it depends on has no room now.
+
+    The run waits; no text is blamed.
+    """
 
     def __init__(self, seconds: float = 0.0, why: str = "the encoder asked to wait") -> None:
         """Ask for a pause of at least `seconds`."""

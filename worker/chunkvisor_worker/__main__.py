@@ -1,4 +1,7 @@
-"""`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder; anyone can run the line by hand."""
+"""`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder.
+
+Anyone can run the line by hand.
+"""
 
 import faulthandler
 import sys

@@ -1,4 +1,4 @@
-"""Cuts the texts of a chunk into batches of like length, under a row cap and a padded-token budget."""
+"""Cuts a chunk into batches of like length, by rows and padded tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,17 +13,18 @@ Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)  # no text of those that an encoder has is cut
-# If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high.
+# If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is
+# rather too high.
 BYTES_PER_TOKEN = 3
-# Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes.
+# Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a
+# token takes.
 PROBE_TOKENS = 4096
-# Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly, and the first batch
-# may have had no padding, and so no mask.
+# Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly,
+# and the first batch may have had no padding, and so no mask.
 _SHARE = 0.5
 
-Needs = Callable[
-    [], tuple[int, int]
-]  # (bytes that the last batch took at its peak, bytes that are free without it)
+# (bytes that the last batch took at its peak, bytes that are free without it)
+Needs = Callable[[], tuple[int, int]]
 
 
 def estimated_tokens(size_bytes: int) -> int:
@@ -32,12 +33,15 @@ def estimated_tokens(size_bytes: int) -> int:
 
 
 def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
-    """Batches of positions in `lengths`, int64 of shape (n,): longest texts first, equal lengths in their given order.
+    """Batches of positions in `lengths`, int64 of shape (n,).
 
-    So a batch too large for the device fails in the first seconds. A batch also ends if the next text would bring its
-    padding above `limits.padding`: at best the tokens that a device computes in the time that one more batch costs it
-    (the ski-rental rule). A text longer than `limits.tokens` is a batch alone.
-    `flat` batches are not padded: `limits.tokens` bounds their sum.
+    Longest texts first, equal lengths in their given order.
+
+    So a batch too large for the device fails in the first seconds. A batch also ends if the next
+    text would bring its padding above `limits.padding`: at best the tokens that a device computes
+    in the time that one more batch costs it (the ski-rental rule). A text longer than
+    `limits.tokens` is a batch alone. `flat` batches are not padded: `limits.tokens` bounds their
+    sum.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
@@ -60,7 +64,10 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
 
 
 def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
-    """Tokens the device works on: the longest length for each text of the batch; of a `flat` one, their sum."""
+    """Tokens the device works on: the longest length for each text of the batch.
+
+    Of a `flat` one, their sum.
+    """
     sizes = np.asarray(lengths, dtype=np.int64)[batch]
     return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
 
@@ -68,7 +75,10 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: boo
 def cut_measured(
     lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False
 ) -> Iterator[Indices]:
-    """Batches like `cut`; the first is small, of the longest texts, and `needs` then says what fits behind it."""
+    """Batches like `cut`.
+
+    The first is small, of the longest texts, and `needs` then says what fits behind it.
+    """
     assert limits.tokens is not None
     first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]
     yield from first
@@ -84,7 +94,10 @@ def cut_measured(
 
 
 def gpu_needs(torch: Any) -> Needs:
-    """Those of torch's current GPU, from this moment on: what torch has reserved and not allocated is free as well."""
+    """Those of torch's current GPU, from this moment on.
+
+    What torch has reserved and not allocated is free as well.
+    """
     before_bytes = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
 

@@ -1,4 +1,7 @@
-"""Makes a CPU fast: linear layers packed for oneDNN, and batches computed side by side, a thread each."""
+"""Makes a CPU fast.
+
+Linear layers packed for oneDNN, and batches computed side by side, a thread each.
+"""
 
 import fcntl
 import functools
@@ -16,26 +19,31 @@ from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import LINEAR_FILE
 from chunkvisor_worker.contract.frozen import frozen
 
-LINEAR = "CHUNKVISOR_LINEAR"  # the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
+# the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
+LINEAR = "CHUNKVISOR_LINEAR"
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
 TORCH = "torch"
 ONEDNN = "onednn"
 
-# The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
-# are to choose the same, whatever else the machine does.
+# The packed weights' share of torch's own time from which on they are used: if both are alike, all
+# workers of a run are to choose the same, whatever else the machine does.
 _WORTHWHILE = 0.9
-# Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model.
+# Largest difference of two vectors, relative to their largest component, that rounding explains in
+# a deep model.
 _TOLERANCE = 1e-5
 _MULTIPLICATIONS = 1 << 28  # in one timed product: some 5 ms of one core
 _TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of the packed weights
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> str:
-    """Pack the weights of the model's linear layers if that is faster; says which kernel computes them from now on.
+    """Pack the weights of the model's linear layers if that is faster.
 
-    `forward` computes some vectors with the model: those with packed weights have to be the same, up to 1e-5. Whatever
-    goes wrong, the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed;
-    nor is it if LINEAR_FILE names a file in which an earlier worker has written its choice: vectors would differ.
+    Says which kernel computes them from now on.
+
+    `forward` computes some vectors with the model: those with packed weights have to be the same,
+    up to 1e-5. Whatever goes wrong, the model is as it was. The variable LINEAR of the environment
+    names a kernel, which then is not timed; nor is it if LINEAR_FILE names a file in which an
+    earlier worker has written its choice: vectors would differ.
     """
     wanted, path = os.environ.get(LINEAR, ""), os.environ.get(LINEAR_FILE)
     if path is None:
@@ -77,7 +85,10 @@ def _choose(model: Any, forward: Callable[[], Any], wanted: str) -> str:
 
 
 def packable(model: Any) -> list[Any]:
-    """The linear layers whose weight can be packed: plain ones in float32 on the CPU that share it with no other."""
+    """The linear layers whose weight can be packed.
+
+    Plain ones in float32 on the CPU that share it with no other.
+    """
     import torch
 
     def is_plain(parameter: Any) -> bool:
@@ -98,7 +109,8 @@ def packable(model: Any) -> list[Any]:
         module
         for module in modules
         if type(module) is torch.nn.Linear
-        # Not wrapped (accelerate), no weight that is made anew for each pass (the older weight_norm).
+        # Not wrapped (accelerate), no weight that is made anew for each pass (the older
+        # weight_norm).
         and "forward" not in vars(module)
         and not module._forward_pre_hooks
         and all(is_plain(each) for each in module._parameters.values() if each is not None)
@@ -107,7 +119,10 @@ def packable(model: Any) -> list[Any]:
 
 
 def pack(layers: Iterable[Any]) -> None:
-    """Put a packed weight in the place of each layer's; one after the other, so that one at most is there twice."""
+    """Put a packed weight in the place of each layer's.
+
+    One after the other, so that one at most is there twice.
+    """
     import torch
 
     for layer in layers:
@@ -170,11 +185,13 @@ def measured_ratio(layers: Sequence[Any]) -> float:
 
 Wait: TypeAlias = Callable[[], Vectors]  # waits for a batch's vectors
 
-# Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow core, since a worker
-# that is asked to leave has 25 s for the batches under way and the one that waits for a lane.
+# Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow
+# core, since a worker that is asked to leave has 25 s for the batches under way and the one that
+# waits for a lane.
 _MOST_PRODUCTS = 160e9
 _BATCHES_A_LANE = 4  # at least: the last batches of a chunk leave cores without work
-# Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way.
+# Model types of transformers whose forward pass keeps nothing in the model, so that several may be
+# under way.
 STATELESS = frozenset(
     {
         *(
@@ -191,12 +208,14 @@ STATELESS = frozenset(
         *("mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta"),
     }
 )
-# Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile.
+# Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model
+# meanwhile.
 _THREAD_SAFE = "transformers.utils.output_capturing"
+# rotary position embeddings whose frequencies a forward pass changes
 _CHANGING_ROPE = (
     "dynamic",
     "longrope",
-)  # rotary position embeddings whose frequencies a forward pass changes
+)
 
 
 @frozen
@@ -215,9 +234,10 @@ class Lanes:
     ) -> Iterator[tuple[Indices, Vectors]]:
         """The batches with their vectors, in their order.
 
-        `begins` hears of each batch, in this thread; False ends the iteration with those under way. `start` starts
-        to compute one, in a lane's thread if there are several, and what it returns waits for the vectors. A batch of
-        one text has the machine to itself: so it gets through where there is memory for no more.
+        `begins` hears of each batch, in this thread; False ends the iteration with those under way.
+        `start` starts to compute one, in a lane's thread if there are several, and what it returns
+        waits for the vectors. A batch of one text has the machine to itself: so it gets through
+        where there is memory for no more.
         """
         under_way: deque[tuple[Indices, Wait]] = deque()
 
@@ -254,7 +274,10 @@ class Lanes:
 
 
 def lanes_for(threads: int, batches: int, products: float) -> Lanes:
-    """For this number of batches; `products` are those of the largest: its padded tokens times the model's weights."""
+    """For this number of batches.
+
+    `products` are those of the largest: its padded tokens times the model's weights.
+    """
     least_threads = max(1, math.ceil(products / _MOST_PRODUCTS))
     wanted = os.environ.get(BATCHES_AT_ONCE, "")
     most = min(threads // least_threads, int(wanted) if wanted.isdigit() else threads)

@@ -1,4 +1,7 @@
-"""Faults on purpose: the beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail."""
+"""Faults on purpose.
+
+The beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail.
+"""
 
 import contextlib
 import ctypes
@@ -45,7 +48,8 @@ def _oom(_files: AttemptFiles) -> Any:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
     return simulated(
         "torch.OutOfMemoryError",
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.31 GiB is "
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB "
+        "of which 1.31 GiB is "
         "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use.",
     )
 
@@ -80,11 +84,13 @@ def _torch_on_gpu() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-# What brings a fault about, or returns the exception if it cannot be had here; or that exception itself.
+# What brings a fault about, or returns the exception if it cannot be had here; or that exception
+# itself.
 SABOTAGES: dict[str, Strike | BaseException] = {
     "oom": _oom,
     "nvml-assert": RuntimeError(
-        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
+        '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
         "a bug to PyTorch. "
     ),
     "device-assert": _device_assert,
@@ -116,7 +122,8 @@ SABOTAGES: dict[str, Strike | BaseException] = {
     "bad-input": UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
     POISON_ROW: _segfault,
 }
-# When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end.
+# When those strike that do not strike in a batch: instead of loading, before vectors are written,
+# or at the end.
 _MOMENTS = {
     **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Phase.MODEL_LOAD),
     "nan-row": Phase.WRITE,
@@ -175,7 +182,8 @@ class Tripwire(BeatWriter):
         claims = [self._folder / f"struck-{number}" for number in range(self._fault.times)]
         if self._fault.name != POISON_ROW:
             return any(_made(claim) for claim in claims)
-        # The poison is the first text of the chunk; its number is laid down by the first attempt that gets there.
+        # The poison is the first text of the chunk; its number is laid down by the first attempt
+        # that gets there.
         with contextlib.suppress(OSError):
             _made(claims[0], str(self._spec.start))
             return int(claims[0].read_text()) in texts
@@ -183,7 +191,10 @@ class Tripwire(BeatWriter):
 
 
 def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
-    """Return the beat of an attempt that is to meet a fault, of several the one asked for first; None for any other."""
+    """Return the beat of an attempt that is to meet a fault, of several the one asked for first.
+
+    None for any other.
+    """
     for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
         fault = read_message(ProvokedFault, AttemptFiles(folder).fault)
         if fault is None or fault.name not in SABOTAGES:  # its test is over

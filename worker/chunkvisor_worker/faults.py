@@ -1,4 +1,7 @@
-"""Makes the record of a fault out of an exception: never raises, and lets no token get into the record."""
+"""Makes the record of a fault out of an exception.
+
+Never raises, and lets no token get into the record.
+"""
 
 import contextlib
 import os
@@ -21,7 +24,7 @@ _MASKED_CHARS = 256 << 10  # of a longer text only the two ends are searched for
 
 
 def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -> Fault:
-    """The record of `exception`, raised in `phase`, with the batch that the beat says is under way."""
+    """Return the record of `exception`, raised in `phase`, with the batch in progress."""
     beat = beat or Beat(0, 0, phase)
     chain: list[BaseException] = []
     link: BaseException | None = exception
@@ -46,7 +49,10 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -
 
 @contextlib.contextmanager
 def recorded(path: Path, phase: Phase) -> Iterator[None]:
-    """A context that nothing raised within it leaves: the process ends, with the record at the path."""
+    """A context that nothing raised within it leaves.
+
+    The process ends, with the record at the path.
+    """
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - Rust's panics (pyo3's PanicException) are not an Exception
@@ -54,7 +60,10 @@ def recorded(path: Path, phase: Phase) -> Iterator[None]:
 
 
 def write_fault(path: Path, fault: Fault) -> WorkerExit:
-    """Write the record, and return the code to end with: on a full or failing disk it has to say that alone."""
+    """Write the record, and return the code to end with.
+
+    On a full or failing disk it has to say that alone.
+    """
     try:
         write_message(path, fault)
     except OSError as error:

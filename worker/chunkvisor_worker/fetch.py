@@ -1,4 +1,6 @@
-"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`: resolves a hub id and downloads its files, once.
+"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`.
+
+Resolves a hub id and downloads its files, once.
 
 What goes wrong stands in the folder's fault.json, without tokens.
 """
@@ -12,7 +14,9 @@ from chunkvisor_worker.contract.messages import NO_WEIGHTS, ONLY_ASK, Phase
 from chunkvisor_worker.faults import recorded
 
 _OTHER_FRAMEWORKS = [
-    "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "onnx/*", "openvino/*", "coreml/*",
+    "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "onnx/*",
+    "openvino/*",
+    "coreml/*",
 ]  # fmt: skip
 _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 
@@ -20,9 +24,9 @@ _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
 
-    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if there are new ones.
-    `backend` is sentence-transformers': for another than torch all files are taken; with NO_WEIGHTS, code, settings and
-    tokenizers; with ONLY_ASK, none.
+    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if
+    there are new ones. `backend` is sentence-transformers': for another than torch all files are
+    taken; with NO_WEIGHTS, code, settings and tokenizers; with ONLY_ASK, none.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE

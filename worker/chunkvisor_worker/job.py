@@ -1,15 +1,18 @@
 """One attempt at one chunk, from its spec to its result or its fault.
 
-An encoder is used once, in the order load, tokenize, start, encode, facts, release; in a template process it is loaded,
-and in each process forked from it gets what the output wants (`wanted`) and goes on: load again, tokenize, and so on.
+An encoder is used once, in the order load, tokenize, start, encode, facts, release; in a template
+process it is loaded, and in each process forked from it gets what the output wants (`wanted`) and
+goes on: load again, tokenize, and so on.
 
-- `load` loads the weights to host memory, unless that is done; it touches no CUDA. `tokenize` takes the texts in.
-- `start` moves to the device. After it, `texts_cut` has the texts of more tokens than the model reads, int64 of shape
-  (n, 2): position, and tokens before the cut.
-- `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once;
-  float32 of shape (n, dimension). It ends before that if `progress.leaving` says so.
-- `facts` has what was found out about the model. `release` gives the device's memory back, and says whether another
-  process may have the device now, before this one has ended.
+- `load` loads the weights to host memory, unless that is done; it touches no CUDA. `tokenize`
+  takes the texts in.
+- `start` moves to the device. After it, `texts_cut` has the texts of more tokens than the model
+  reads, int64 of shape (n, 2): position, and tokens before the cut.
+- `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to
+  `tokenize`, each exactly once; float32 of shape (n, dimension). It ends before that if
+  `progress.leaving` says so.
+- `facts` has what was found out about the model. `release` gives the device's memory back, and
+  says whether another process may have the device now, before this one has ended.
 """
 
 import contextlib
@@ -55,9 +58,8 @@ else:
     Encoder = PluginEncoder
 
 _BLOCK_BYTES = 2 << 20
-_held: list[
-    BaseException
-] = []  # exceptions that must not be freed before the end: see `run_and_exit`
+# exceptions that must not be freed before the end: see `run_and_exit`
+_held: list[BaseException] = []
 
 
 class TextsDamagedError(Exception):
@@ -65,16 +67,19 @@ class TextsDamagedError(Exception):
 
 
 class VectorFile:
-    """Takes the vectors of an attempt as they come, so that what is encoded outlives a worker that dies.
+    """Takes the vectors of an attempt as they come, so that they outlive the worker.
 
-    It is not synced: checksums tell whether all of it is there, and the parent syncs what it takes over. Each method
-    raises OSError.
+    It is not synced: checksums tell whether all of it is there, and the parent syncs what it takes
+    over. Each method raises OSError.
     """
 
     def __init__(
         self, files: AttemptFiles, count: int, skip: Sequence[int], facts: Callable[[], Facts]
     ) -> None:
-        """`count` texts in all; those at the positions in `skip` are not encoded here, and stay zero."""
+        """`count` texts in all.
+
+        Those at the positions in `skip` are not encoded here, and stay zero.
+        """
         self._files = files
         self._count = count
         self._places = np.delete(np.arange(count, dtype=np.int64), list(skip))
@@ -85,7 +90,10 @@ class VectorFile:
         self._log = _create(files.batches, os.O_APPEND | os.O_TRUNC)
 
     def note_cut(self, texts: Indices, cut: Indices) -> None:
-        """Say which of the `texts` (positions here of those that the encoder has) are cut; see `texts_cut`."""
+        """Say which of the `texts` (positions here of those that the encoder has) are cut.
+
+        See `texts_cut`.
+        """
         if len(cut):
             pairs = np.column_stack(
                 [self._places[texts[cut[:, 0]]], np.minimum(cut[:, 1], np.iinfo(np.int32).max)]
@@ -94,11 +102,17 @@ class VectorFile:
                 file.write(np.ascontiguousarray(pairs, dtype="<i4").tobytes())
 
     def begin(self, indices: Indices | None) -> None:
-        """A batch of the texts at these positions begins; None = the canary, which is none of them."""
+        """A batch of the texts at these positions begins.
+
+        None = the canary, which is none of them.
+        """
         self._say(BatchLine(rows=() if indices is None else tuple(self._places[indices].tolist())))
 
     def add(self, indices: Indices, block: Vectors) -> None:
-        """Write vectors of the oldest batch under way: float32 (n, width). Raises BadOutputError for a new width."""
+        """Write vectors of the oldest batch under way: float32 (n, width).
+
+        Raises BadOutputError for a new width.
+        """
         file = self._file or self._open(block.shape[1])
         if block.shape[1] != self._dimension:
             raise BadOutputError(
@@ -118,10 +132,14 @@ class VectorFile:
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
 
     def pass_canary(self, block: Vectors) -> None:
-        """The canary has its vector. Raises BadOutputError if it is not one that a sound device gives."""
+        """The canary has its vector.
+
+        Raises BadOutputError if it is not one that a sound device gives.
+        """
         if not np.isfinite(block).all() or not block.any():
             raise BadOutputError(
-                "a text that had a good vector before has none now: NaN, infinity or zero throughout"
+                "a text that had a good vector before has none now: NaN, infinity or zero "
+                "throughout"
             )
         self._say(BatchLine(facts=self._facts()))
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data)))
@@ -132,7 +150,10 @@ class VectorFile:
         return len(self._filled) - int(self._filled.sum())
 
     def finish(self) -> tuple[str, int]:
-        """Give the file its name; returns (xxh3-128, size in bytes). Raises BadOutputError if a text has no vector."""
+        """Give the file its name; returns (xxh3-128, size in bytes).
+
+        Raises BadOutputError if a text has no vector.
+        """
         if self._file is None or self.left:
             raise BadOutputError(
                 f"the encoder left {self.left} of {len(self._filled)} texts without a vector"
@@ -162,13 +183,13 @@ class VectorFile:
         self._dimension, self._offset = dimension, header.tell()
         self._file = file = _create(self._files.partial, os.O_TRUNC)
         try:
-            # The space is reserved first, so that a full disk shows before the second batch is computed.
+            # The space is reserved first, so that a full disk shows before the second batch is
+            # computed.
             os.posix_fallocate(file.fileno(), 0, self._offset + self._count * 4 * dimension)
         except OSError:
             with contextlib.suppress(OSError):
-                file.truncate(
-                    0
-                )  # ext4 keeps what it could reserve, down to the last byte of the disk
+                # ext4 keeps what it could reserve, down to the last byte of the disk
+                file.truncate(0)
             raise
         _write(file, 0, header.getbuffer())
         self._say(BatchLine(facts=self._facts()))
@@ -187,17 +208,21 @@ def make_encoder(
 
 
 def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
-    """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
+    """Do what the folder's spec asks for.
 
-    After a fault it ends the process from within the `except` block: a sticky CUDA fault makes torch abort where pinned
-    memory or an event is freed (pytorch#84756), which the frames of the traceback hold.
+    The exit code tells in short what the folder tells in full.
+
+    After a fault it ends the process from within the `except` block: a sticky CUDA fault makes
+    torch abort where pinned memory or an event is freed (pytorch#84756), which the frames of the
+    traceback hold.
     """
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
         leave(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
     if spec.threads:
-        # For a torch that is imported later; a supervised worker has it in its environment from the start.
+        # For a torch that is imported later; a supervised worker has it in its environment from the
+        # start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
         if encoder is not None:
             _begin_anew(spec.threads)
@@ -223,8 +248,8 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
 
 def _begin_anew(threads: int) -> None:
     """Undo in a forked process what its template had to do otherwise than a fresh worker."""
-    # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the template had.
-    # torch is asked first: its answer is OpenMP's, which the pools change.
+    # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the
+    # template had. torch is asked first: its answer is OpenMP's, which the pools change.
     torch = sys.modules.get("torch")
     untouched = torch is not None and torch.get_num_threads() == 1
     with contextlib.suppress(
@@ -233,7 +258,8 @@ def _begin_anew(threads: int) -> None:
         importlib.import_module("threadpoolctl").threadpool_limits(threads)
     if torch is not None and untouched:
         torch.set_num_threads(threads)
-    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
+    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every
+    # process.
     if generators := sys.modules.get("numpy.random"):
         generators.seed()
 
@@ -258,8 +284,8 @@ def _work(
     canary = None if spec.canary_row is None else texts[spec.canary_row]
     if spec.canary:
         canary = texts.pop()
-    # In doubt, nothing but the canary is touched before the device has shown that it works: a tokenizer that dies of a
-    # text must not be taken for a device that fails.
+    # In doubt, nothing but the canary is touched before the device has shown that it works: a
+    # tokenizer that dies of a text must not be taken for a device that fails.
     encoder.tokenize(texts if canary is None else [canary], progress)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)
@@ -315,7 +341,10 @@ def _work(
 def _encode_canary(
     encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter
 ) -> None:
-    """Encode the canary, to its end: no other batch begins meanwhile, not even one that is prefetched."""
+    """Encode the canary, to its end.
+
+    No other batch begins meanwhile, not even one that is prefetched.
+    """
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
     if own is not None:
         vectors.note_cut(own, encoder.texts_cut())

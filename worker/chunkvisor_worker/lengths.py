@@ -1,4 +1,6 @@
-"""`python -m chunkvisor_worker.lengths FOLDER`: counts the tokens of texts, as the encoder would before it cuts them.
+"""`python -m chunkvisor_worker.lengths FOLDER`.
+
+Counts the tokens of texts, as the encoder would before it cuts them.
 
 A tokenizer and a few JSON files of the model are enough for it: no weights, no GPU.
 """
@@ -46,7 +48,10 @@ class Counter:
     """The tokenizer of a model folder, and the limit that the model sets."""
 
     def __init__(self, model: ModelSpec, folder: Path) -> None:
-        """Load it. Raises WrongModelError, and whatever transformers raises for a folder without one."""
+        """Load it.
+
+        Raises WrongModelError, and whatever transformers raises for a folder without one.
+        """
         own, _ = split_kwargs(model.kwargs)
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
@@ -67,7 +72,8 @@ class Counter:
         rows = config.get("vocab_size")
         list(check_tokenizer(self.tokenizer, place, own, rows))  # a run has the notes
         if self.max_length is None:
-            # What sentence-transformers would read: its own setting, else the tokenizer's, within the positions.
+            # What sentence-transformers would read: its own setting, else the tokenizer's, within
+            # the positions.
             length = kwargs.get("model_max_length") or settings.get("max_seq_length")
             if length is None:
                 positions = config.get("max_position_embeddings")
@@ -83,7 +89,10 @@ class Counter:
         return chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or ""
 
     def count(self, texts: list[str]) -> list[int]:
-        """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""
+        """Tokens of each text, special ones included, nothing cut.
+
+        Estimated for a model without a tokenizer.
+        """
         if self.tokenizer is None:
             return [estimated_tokens(len(text.encode())) for text in texts]
         lowered = [text.lower() for text in texts] if self.lower else texts

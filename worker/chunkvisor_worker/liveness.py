@@ -1,4 +1,6 @@
-"""Ties the worker to its parent: a gate on standard input that is a lifeline as well, signals, and its beat.
+"""Ties the worker to its parent.
+
+A gate on standard input that is a lifeline as well, signals, and its beat.
 
 Only the work loop beats, no thread of its own, so that a hang is seen.
 """
@@ -23,13 +25,17 @@ from chunkvisor_worker.contract.wire import from_json, to_json
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
     from chunkvisor_worker.batching import Indices
 
-CALL = b"!"  # said on the lifeline: when the worker stands at the gate, and when it needs its device no longer
+# said on the lifeline: when the worker stands at the gate, and when it needs its device no longer
+CALL = b"!"
 _SIZE_BYTES = 1024  # of every beat, so that nothing is left of a longer one
 _INTERVAL_S = 0.25  # between two beats within a phase, at least; a new phase is written at once
 
 
 class Gate:
-    """Standard input, a socket, read by a thread of its own: a line opens the gate, the end ends the worker."""
+    """Standard input, a socket, read by a thread of its own.
+
+    A line opens the gate, the end ends the worker.
+    """
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[Limits] = queue.SimpleQueue()
@@ -64,7 +70,7 @@ class Gate:
 
 
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
-    """End the process without a return to the interpreter, whose own end would run other people's code."""
+    """End the process at once, without the interpreter's end and other people's code."""
     for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
         with contextlib.suppress(
             OSError, ValueError
@@ -75,7 +81,10 @@ def leave(code: WorkerExit, why: str = "") -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends; not one that was started by hand."""
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Not one that was started by hand.
+    """
     if parent_pid := os.environ.get(PARENT_PID):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(parent_pid):  # it died before the call, and sends nothing any more
@@ -83,34 +92,42 @@ def die_with_parent() -> None:
 
 
 def be_first_victim() -> None:
-    """Have the kernel choose this process, not the parent, when memory runs out (proc(5), oom_score_adj)."""
+    """Have the kernel end this process, not the parent, when memory runs out.
+
+    See oom_score_adj in proc(5).
+    """
     with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 class BeatWriter:
-    """Where a job and its encoder say what they are doing; each call is a sign of life. Each raises OSError."""
+    """Where a job and its encoder say what they are doing; each call is a sign of life.
+
+    Each raises OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
-        self.begun: Callable[[Indices], None] | None = (
-            None  # called with the texts of each batch that begins
-        )
+        # called with the texts of each batch that begins
+        self.begun: Callable[[Indices], None] | None = None
         self.gate: Gate | None = None
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
         self._go_s: float | None = None
-        self.beat = Beat(
-            0, os.getpid(), Phase.START
-        )  # what is known by now; the file has it as it was written last
+        # what is known by now; the file has it as it was written last
+        self.beat = Beat(0, os.getpid(), Phase.START)
         self.phase_s: dict[str, float] = {}
-        # Among the attempt's texts, of those that the encoder has; none for a canary that is none of them.
+        # Among the attempt's texts, of those that the encoder has; none for a canary that is none
+        # of them.
         self.positions: Indices | tuple[()] = ()
 
     @property
     def leaving(self) -> bool:
-        """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
+        """Whether no batch more is to be begun.
+
+        The vectors of those that have begun are still wanted.
+        """
         return self.gate is not None and self.gate.leaving
 
     def know(self, **news: Any) -> None:
@@ -118,7 +135,10 @@ class BeatWriter:
         self.beat = replace(self.beat, **news)
 
     def phase(self, phase: Phase) -> None:
-        """A new phase begins; a phase may come again, its times add up. One that goes on is a sign of life."""
+        """A new phase begins; a phase may come again, its times add up.
+
+        One that goes on is a sign of life.
+        """
         now = time.monotonic()
         before = self.beat.phase
         if phase is before:
@@ -142,11 +162,15 @@ class BeatWriter:
             self._write(now)
 
     def batch(self, indices: "Indices", tokens: int, rows: int = 0) -> None:
-        """Begin the texts at these positions, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
+        """Begin the texts at these positions, at most `rows` (0 = all) at once.
+
+        Padded tokens, 0 = unknown.
+        """
         if self.begun is not None:
             self.begun(indices)
         if self.beat.batch_rows == 0:
-            # The largest batch comes first: if the kernel kills the worker over it, its size has to be known.
+            # The largest batch comes first: if the kernel kills the worker over it, its size has to
+            # be known.
             self._written_s = 0.0
         self.know(batch_rows=rows or len(indices), batch_tokens=tokens)
         self.tick()
@@ -170,5 +194,6 @@ class BeatWriter:
         if self._fd < 0:
             self._path.unlink(missing_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        # In its place: a rename for each beat would take 0.2 to 0.6 ms, and has the disk write 4 KB.
+        # In its place: a rename for each beat would take 0.2 to 0.6 ms, and has the disk write 4
+        # KB.
         os.pwrite(self._fd, to_json(self.beat).ljust(_SIZE_BYTES), 0)

@@ -1,7 +1,8 @@
-"""Builds the sentence-transformers model a person asked for, and checks that it is the one that its files describe.
+"""Builds the model a person asked for, and checks that it is what its files describe.
 
-What the files alone show is checked before any worker starts (`chunkvisor.engine.modelfolder`). Here is what only
-loading shows: weights that were made up, a tokenizer of another model, a setting without an effect.
+What the files alone show is checked before any worker starts (`chunkvisor.engine.modelfolder`).
+Here is what only loading shows: weights that were made up, a tokenizer of another model, a setting
+without an effect.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ from chunkvisor_worker.tokenizer import (
     probe_ids,
 )
 
-# Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's.
+# Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers
+# model's.
 CONSTRUCTOR_KWARGS = {
     *(
         "backend",
@@ -57,9 +59,8 @@ _REPORTED = re.compile(
 _LISTED = re.compile(r"(not used when|newly initialized).*?: \[(.*)\]$", re.MULTILINE)
 _NAME = re.compile(r"'([^']+)'")
 _INDICES = re.compile(r"\{(\d+)[^}]*\}")  # of several layers, whose names are one row of that table
-_POOLER = re.compile(
-    r"(^|\.)pooler\."
-)  # a layer that sentence-transformers does not use: it pools by itself
+# a layer that sentence-transformers does not use: it pools by itself
+_POOLER = re.compile(r"(^|\.)pooler\.")
 # Keys of `config_kwargs` that steer the loading, and are not attributes of a config.
 _AUTO_CONFIG = frozenset(
     {"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"}
@@ -72,12 +73,10 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.notes: list[str] = []
-        self.made_up: list[
-            str
-        ] = []  # names of weights that no file has, and that were drawn at random
-        self.left_over: list[
-            str
-        ] = []  # names of weights that a file has and the model does not use
+        # names of weights that no file has, and that were drawn at random
+        self.made_up: list[str] = []
+        # names of weights that a file has and the model does not use
+        self.left_over: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in a log record."""
@@ -86,7 +85,10 @@ class Heard(logging.Handler):
             sys.stderr.write(f"{record.getMessage()}\n")
 
     def hear(self, text: str) -> None:
-        """Take in one message: what it says of weights, else the whole of it, in one line and once."""
+        """Take in one message.
+
+        What it says of weights, else the whole of it, in one line and once.
+        """
         rows = _REPORTED.findall(text)
         for state, names in _LISTED.findall(text):
             state = "UNEXPECTED" if state.startswith("not used") else "MISSING"
@@ -100,7 +102,7 @@ class Heard(logging.Handler):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear Python's warnings and the log records of all libraries, which still get to the log of the worker."""
+        """Hear Python's warnings and all libraries' log records, which still reach the log."""
         from transformers.utils import logging as transformers_logging
 
         verbosity, show = transformers_logging.get_verbosity(), warnings.showwarning
@@ -124,16 +126,17 @@ class Heard(logging.Handler):
 
 
 def use_hub(spec: ModelSpec) -> None:
-    """Have libraries that are not imported yet find the commits of `spec.hub`, and ask the network for no others."""
+    """Have libraries that are imported later find the commits of `spec.hub`, offline."""
     if spec.hub is not None and Path(spec.hub).is_dir():
         places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
         os.environ |= places | {"HF_HUB_OFFLINE": "1"}
 
 
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
-    """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked, and checked.
+    """Return the checked SentenceTransformer in eval mode on `device`.
 
-    Raises WrongModelError, ValueError for another setting that the model cannot meet, and whatever the library raises.
+    Raises WrongModelError, ValueError for another setting that the model cannot meet, and whatever
+    the library raises.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -187,11 +190,11 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         if own is not tokenizer:
             made = f"the tokenizer that {library()} makes of the model's folder"
             heard.hear(
-                f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is used"
+                f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is "
+                f"used"
             )
-            holder = getattr(
-                module, "processor", module
-            )  # a class of the model's own may have none
+            # a class of the model's own may have none
+            holder = getattr(module, "processor", module)
             if holder is tokenizer:
                 module.processor = own
             else:
@@ -225,7 +228,7 @@ def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def is_placed_by_loading(spec: ModelSpec) -> bool:
-    """Whether loading puts the weights on their device (quantized, device map, ONNX, OpenVINO), and `.to()` may not."""
+    """Whether loading puts the weights on their device, so that `.to()` may not."""
     own, model_kwargs = split_kwargs(spec.kwargs)
     saved = read_json(Path(spec.path or spec.name) / "config.json").get("quantization_config")
     asked = any(model_kwargs.get(key) is not None for key in ("quantization_config", "device_map"))
@@ -233,7 +236,10 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
 
 
 def is_plain_text_model(model: Any) -> bool:
-    """Whether token ids are all that the modules need; only then may tokenizing and forwarding be parted."""
+    """Whether token ids are all that the modules need.
+
+    Only then may tokenizing and forwarding be parted.
+    """
     first = model[0]
     return (
         model.get_backend() == "torch"
@@ -249,9 +255,10 @@ def is_plain_text_model(model: Any) -> bool:
 def chosen_prompt(
     encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
 ) -> str | None:
-    """Choose the text put before every text, None for none, as `encode`, `encode_query` and `encode_document` do.
+    """Choose the text put before every text, as `encode` does; None for none.
 
-    `prompts` are those of the loaded model: query and document, and others. The parent has refused unknown names.
+    `prompts` are those of the loaded model: query and document, and others. The parent has refused
+    unknown names.
     """
     if encode.prompt is not None:
         return encode.prompt
@@ -275,7 +282,10 @@ def table_rows(transformer: Any) -> int | None:
 
 
 def _fit_length(model: Any, asked: int | None) -> None:
-    """Set the length asked for. Raises ValueError if it is beyond the positions that the config names."""
+    """Set the length asked for.
+
+    Raises ValueError if it is beyond the positions that the config names.
+    """
     if asked is None:
         return
     config: Any = getattr(model.transformers_model, "config", None)
@@ -283,7 +293,8 @@ def _fit_length(model: Any, asked: int | None) -> None:
     limit = getattr(config, "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < asked:  # XLNet says -1
         raise ValueError(
-            f"model.max_length is {asked}, but the model has positions for {limit} tokens only; set it to {limit} or "
+            f"model.max_length is {asked}, but the model has positions for {limit} tokens only; "
+            f"set it to {limit} or "
             "less, or to null for the model's own"
         )
     try:
@@ -295,7 +306,9 @@ def _fit_length(model: Any, asked: int | None) -> None:
 
 @contextlib.contextmanager
 def _code_of(spec: ModelSpec) -> Iterator[None]:
-    """Run code that came with the model: what fails in it because of other versions says which to install.
+    """Run code that came with the model.
+
+    What fails in it because of other versions says which to install.
 
     Memory that nothing fills is filled with NaN meanwhile, so that `_check_buffers` sees it.
     """
@@ -321,16 +334,17 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
         ):
             raise
         raise WrongModelError(
-            f"the code that comes with the model does not run under {library()}: {error}. {_older(spec)} "
-            "Or set model.trust_remote_code to false, to take the class of transformers, if it has one of this type. "
-            + _lines_without_code(spec)
+            f"the code that comes with the model does not run under {library()}: {error}. "
+            f"{_older(spec)} "
+            "Or set model.trust_remote_code to false, to take the class of transformers, if it has "
+            "one of this type. " + _lines_without_code(spec)
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=only_warn)
 
 
 def _older(spec: ModelSpec) -> str:
-    """Say what to install, if the model's own config.json was not written by this version of transformers."""
+    """Say what to install, if another transformers wrote the model's config.json."""
     saved = str(_json(spec, "config.json").get("transformers_version") or "4")
     if f"transformers {saved}" == library():
         return ""
@@ -338,7 +352,10 @@ def _older(spec: ModelSpec) -> str:
 
 
 def _lines_without_code(spec: ModelSpec) -> str:
-    """Return the line to add to the config if the model's own code is left out; empty if there is none."""
+    """Return the line to add to the config if the model's own code is left out.
+
+    Empty if there is none.
+    """
     files = _json(spec, "config.json"), _json(spec, "tokenizer_config.json")
     line = kwargs_without_code(*files, spec.kwargs)
     return f"Set `{line}`" if line else ""
@@ -353,8 +370,10 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
             else ""
         )
         raise WrongModelError(
-            f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. "
-            "Download the model again; or choose a checkpoint that was saved from the class that its config.json "
+            f"weights of the model are in none of its files, and were drawn at random: "
+            f"{_some(sorted(made_up))}. "
+            "Download the model again; or choose a checkpoint that was saved from the class that "
+            "its config.json "
             f"names.{others}"
         )
     unused = {
@@ -365,21 +384,26 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
     }
     if unused:
         raise WrongModelError(
-            f"weights of the model's own layers are in its files and are not used: {_some(sorted(unused))}. Its "
+            f"weights of the model's own layers are in its files and are not used: "
+            f"{_some(sorted(unused))}. Its "
             f"config.json describes other layers, or {library()} has none of this kind. Take the "
             f"config.json that was saved with these weights. {_older(spec)}"
         )
     if heard.left_over:
         heard.hear(
-            f"weights that the files have and the model does not use: {_some(sorted(heard.left_over))}"
+            f"weights that the files have and the model does not use: "
+            f"{_some(sorted(heard.left_over))}"
         )
 
 
 def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool:
-    """Say whether a left-over weight is of the layers of the backbone: not of a head, nor a constant.
+    """Say whether a left-over weight is of the layers of the backbone.
 
-    A head stands next to the backbone's own parts. Older versions saved positions and masks with the weights: a mask
-    belongs to a module that is made of others, a weight to one of the innermost.
+    Not of a head, nor a constant.
+
+    A head stands next to the backbone's own parts. Older versions saved positions and masks with
+    the weights: a mask belongs to a module that is made of others, a weight to one of the
+    innermost.
     """
     parts, prefix = dict(backbone.named_children()), backbone.base_model_prefix
     if prefix not in parts:
@@ -399,7 +423,10 @@ def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
-    """Refuse buffers that are not saved with the weights: transformers 5 leaves them to the model's code to fill."""
+    """Refuse buffers that are not saved with the weights.
+
+    Transformers 5 leaves them to the model's code to fill.
+    """
     import torch
 
     empty = []
@@ -423,16 +450,22 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
         plain = value is None or isinstance(value, bool | int | float | str)
         if key not in _AUTO_CONFIG and (found != value if plain else found is None):
             raise WrongModelError(
-                f"model.kwargs has config_kwargs: {{{key}: {wanted}}}, which has no effect on this model: "
-                f"{type(config).__name__} of {library()} has no such setting. Leave it out; or copy the "
-                f'model\'s folder, write "{key}": {wanted} into its config.json, and give that folder as model.name.'
+                f"model.kwargs has config_kwargs: {{{key}: {wanted}}}, which has no effect on this "
+                f"model: "
+                f"{type(config).__name__} of {library()} has no such setting. Leave it out; or "
+                f"copy the "
+                f'model\'s folder, write "{key}": {wanted} into its config.json, and give that '
+                f"folder as model.name."
             )
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
-    """Try whether a token sees only those before it, None if that cannot be told; refuse a model that should not.
+    """Try whether a token sees only those before it, None if that cannot be told.
 
-    Refuse one as well that reads longer texts than its table of positions, wherever that is, has rows for.
+    Refuse a model that should not.
+
+    Refuse one as well that reads longer texts than its table of positions, wherever that is, has
+    rows for.
     """
     causal, positions = _try_tokens(model, spec)
     length = max_length(model)
@@ -450,24 +483,29 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
     if causal and (said is False or both_ways is True):
         key = "is_causal: false" if said is False else "use_bidirectional_attention: true"
         raise WrongModelError(
-            f"{key} is said (in config.json or config_kwargs), but in the model as {library()} loads it a token sees "
+            f"{key} is said (in config.json or config_kwargs), but in the model as {library()} "
+            f"loads it a token sees "
             f"only those before it: the vectors would be those of another model. {_older(spec)}"
         )
     line = _lines_without_code(spec)
     if causal and said is None and not spec.trust_remote_code and "is_causal" in line:
         raise WrongModelError(
-            "the model's own code is left out (model.trust_remote_code), and in the class of transformers a token sees "
-            f"only those before it: config.json does not say whether it does in that code. {line}; or is_causal: true, "
+            "the model's own code is left out (model.trust_remote_code), and in the class of "
+            "transformers a token sees "
+            f"only those before it: config.json does not say whether it does in that code. {line}; "
+            f"or is_causal: true, "
             "if that code looks back only."
         )
     return causal
 
 
 def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
-    """Try nine tokens: (whether a token sees only those before it, how many tokens have a position); None = unknown.
+    """Try nine tokens.
 
-    The first token's vector then stays the same, to the last bit, if the last token is another. A table of positions
-    is one in which nine rows in order are looked up.
+    (whether a token sees only those before it, how many tokens have a position); None = unknown.
+
+    The first token's vector then stays the same, to the last bit, if the last token is another. A
+    table of positions is one in which nine rows in order are looked up.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -522,7 +560,10 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterabl
 
 
 def _class_of(module: Any) -> str:
-    """Return such as `Transformer (Qwen2Model)`, or `Router (query: Transformer (BertModel), Pooling)`."""
+    """Return such as `Transformer (Qwen2Model)`, or `Router (query.
+
+    Transformer (BertModel), Pooling)`.
+    """
     kind = type(module).__name__
     if kind == "Router":
         routes = (
@@ -541,7 +582,10 @@ def _json(spec: ModelSpec, name: str) -> dict[str, Any]:
 
 
 def first_module(folder: Path) -> tuple[str, Path]:
-    """Class and folder of the first module that a model's folder names; a Transformer, if it names none."""
+    """Class and folder of the first module that a model's folder names.
+
+    A Transformer, if it names none.
+    """
     modules = read_json(folder / "modules.json", list)
     first = modules[0] if modules and isinstance(modules[0], dict) else {}
     return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(

@@ -24,7 +24,10 @@ class PluginError(Exception):
 
 
 class PluginEncoder:
-    """Calls a person's encoder slice by slice and checks what it returns; an encoder as `job` describes it."""
+    """Calls a person's encoder slice by slice and checks what it returns.
+
+    An encoder as `job` describes it.
+    """
 
     def __init__(
         self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
@@ -39,7 +42,10 @@ class PluginEncoder:
         self._dimension = 0
 
     def load(self, progress: BeatWriter) -> None:
-        """Import the plug-in's module; `start` calls the factory, which may want the device. Raises PluginError."""
+        """Import the plug-in's module; `start` calls the factory, which may want the device.
+
+        Raises PluginError.
+        """
         progress.phase(Phase.IMPORT)
         if self._factory is not None:
             return
@@ -67,7 +73,10 @@ class PluginEncoder:
         return NONE_CUT
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
-        """Vectors, some batches at a time. Raises BadOutputError, PluginError if the plug-in breaks its contract."""
+        """Vectors, some batches at a time.
+
+        Raises BadOutputError, PluginError if the plug-in breaks its contract.
+        """
         step = 1 if limits.alone else limits.rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             if progress.leaving:
@@ -87,7 +96,10 @@ class PluginEncoder:
         return Facts(self._dimension, "", self._model.max_length, versions)
 
     def release(self) -> bool:
-        """Have the plug-in give the device back, if it has a method `release`; else its process has to end first."""
+        """Have the plug-in give the device back, if it has a method `release`.
+
+        Else its process has to end first.
+        """
         release = getattr(self._encoder, "release", None)
         if callable(release):
             release()
@@ -95,12 +107,16 @@ class PluginEncoder:
         return self._device == "cpu"
 
     def _finish(self, returned: object, count: int) -> Vectors:
-        """Check what the plug-in returned, and make of it what the output wants: float32, cut, of length 1."""
+        """Check what the plug-in returned, and make of it what the output wants.
+
+        Float32, cut, of length 1.
+        """
         if not isinstance(returned, np.ndarray):
             raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
         if returned.dtype not in (np.float32, np.float16, np.float64):
             raise PluginError(
-                f"encode() returned an array of {returned.dtype}, not of float32, float16 or float64"
+                f"encode() returned an array of {returned.dtype}, not of float32, float16 or "
+                f"float64"
             )
         if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
@@ -110,7 +126,8 @@ class PluginEncoder:
         if width is not None:
             if width > vectors.shape[1]:
                 raise BadOutputError(
-                    f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions"
+                    f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} "
+                    f"dimensions"
                 )
             vectors = vectors[:, :width]
         if self.wanted.normalize:

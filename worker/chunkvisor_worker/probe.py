@@ -1,4 +1,7 @@
-"""`python -m chunkvisor_worker.probe OUT.json`: computes a product with torch on the CPU and on every visible GPU."""
+"""`python -m chunkvisor_worker.probe OUT.json`.
+
+Computes a product with torch on the CPU and on every visible GPU.
+"""
 
 import contextlib
 import importlib.metadata
@@ -47,7 +50,8 @@ def probe(out: Path) -> ProbeReport:
 
         reached(phase=Phase.FORWARD, cuda=torch.version.cuda, hip=torch.version.hip)
         _multiply(torch, "cpu")
-        # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to look for.
+        # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to
+        # look for.
         if report.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
             reached(phase=Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device); is_available() only says no.
@@ -67,7 +71,10 @@ def probe(out: Path) -> ProbeReport:
 
 
 def _multiply(torch: Any, device: str) -> None:
-    """A product whose result is known; with it, the kernels of this generation and the BLAS library are loaded."""
+    """A product whose result is known.
+
+    With it, the kernels of this generation and the BLAS library are loaded.
+    """
     ones = torch.ones((_SIZE, _SIZE), device=device)
     total = float((ones @ ones).sum().item())
     if total != _SIZE**3:

@@ -1,7 +1,8 @@
 """The encoder that runs a sentence-transformers model on one chunk.
 
-Its vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding that comes with
-another batch. If there is no GPU to be had it fails, and does not fall back to the CPU.
+Its vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding
+that comes with another batch. If there is no GPU to be had it fails, and does not fall back to the
+CPU.
 """
 
 import copy
@@ -33,15 +34,17 @@ from chunkvisor_worker.model import (
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenizer import WrongModelError
 
-_LEFT_BYTES = (
-    256 << 20
-)  # torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+# torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+_LEFT_BYTES = 256 << 20
 _PROBE = "A short text."
 _SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
-    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut; None if there is no such one."""
+    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut.
+
+    None if there is no such one.
+    """
     encodings = getattr(features, "encodings", None)
     if encodings is None:
         return None
@@ -55,7 +58,10 @@ def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
 
 
 def padded(rows: Sequence[dict[str, Indices]], tokenizer: Any) -> dict[str, Indices]:
-    """Pad the rows to the longest, as `tokenizer.pad` does by lists, which takes 80 % of a host's time for a batch."""
+    """Pad the rows to the longest, as `tokenizer.pad` does.
+
+    By lists, that takes 80 % of a host's time for a batch.
+    """
     sizes = np.array([len(row["input_ids"]) for row in rows])[:, None]
     columns, longest = np.arange(sizes.max()), sizes.max()
     held = columns < sizes if tokenizer.padding_side == "right" else columns >= longest - sizes
@@ -70,9 +76,10 @@ def padded(rows: Sequence[dict[str, Indices]], tokenizer: Any) -> dict[str, Indi
 class PinnedBuffers:
     """Pinned host memory through which a batch goes to the device and its vectors come back.
 
-    It is kept: torch records an event in the destructor of a pinned tensor, where the error of a context that is lost
-    cannot be raised, and ends the process by abort (CachingHostAllocator; pytorch#84756). Two batches take turns:
-    before the third uses the buffers of the first, the vectors of that one have been waited for.
+    It is kept: torch records an event in the destructor of a pinned tensor, where the error of a
+    context that is lost cannot be raised, and ends the process by abort (CachingHostAllocator;
+    pytorch#84756). Two batches take turns: before the third uses the buffers of the first, the
+    vectors of that one have been waited for.
     """
 
     def __init__(self) -> None:
@@ -81,13 +88,16 @@ class PinnedBuffers:
         self.turn = 0  # 0 or 1: of which batch the copies are from now on
 
     def to_device(self, name: str, tensor: Any, device: Any) -> Any:
-        """The tensor on the device, by a copy that does not wait for the batch that is computed there."""
+        """Return the tensor on the device, copied while another batch is computed."""
         if device.type == "cpu":
             return tensor.to(device)
         return self._like(name, tensor).copy_(tensor).to(device, non_blocking=True)
 
     def begin_copy(self, vectors: Any) -> Callable[[], Vectors]:
-        """Begin to copy the vectors to host memory; the function that comes back waits for the copy."""
+        """Begin to copy the vectors to host memory.
+
+        The function that comes back waits for the copy.
+        """
         if vectors.device.type == "cpu":
             return lambda: vectors.numpy()
         import torch
@@ -104,7 +114,7 @@ class PinnedBuffers:
         return wait
 
     def _like(self, name: str, tensor: Any) -> Any:
-        """Pinned memory of the tensor's shape and type, from the buffer of this name, which grows by doubling."""
+        """Return pinned memory of the tensor's shape and type, from a buffer that grows."""
         import torch
 
         key = self.turn, name
@@ -118,10 +128,10 @@ class PinnedBuffers:
 
 
 def repeat_keys_without_fused_kernel(dtype: Any) -> None:
-    """Have keys and values of grouped queries repeated, if no fused kernel of the current GPU takes them as they are.
+    """Have keys and values of grouped queries repeated where no fused kernel takes them.
 
-    The flash and cuDNN kernels want half precision and Ampere. Otherwise sdpa would take the math kernel, with all
-    scores in memory: 48 GiB for one text of 32k tokens (Qwen2-1.5B).
+    The flash and cuDNN kernels want half precision and Ampere. Otherwise sdpa would take the math
+    kernel, with all scores in memory: 48 GiB for one text of 32k tokens (Qwen2-1.5B).
     """
     import torch
     from transformers.integrations import sdpa_attention
@@ -134,8 +144,9 @@ def repeat_keys_without_fused_kernel(dtype: Any) -> None:
 class SentenceTransformerEncoder:
     """A sentence-transformers model as an encoder (see `chunkvisor_worker.job`).
 
-    A plain text model is tokenized once, ahead of the device, and forwarded in batches of like token length. Any other
-    goes batch by batch through the library's own `encode`, with tokens estimated from bytes.
+    A plain text model is tokenized once, ahead of the device, and forwarded in batches of like
+    token length. Any other goes batch by batch through the library's own `encode`, with tokens
+    estimated from bytes.
     """
 
     def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
@@ -148,17 +159,18 @@ class SentenceTransformerEncoder:
         self._causal: bool | None = None
         self._truncate_dim: int | None = None  # that was saved with the model
         self._texts: list[str] = []
-        # Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens are estimated.
+        # Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens
+        # are estimated.
         self._rows: list[dict[str, Indices]] | None = None
-        self._extras: dict[
-            str, Any
-        ] = {}  # what the model's preprocessing gives besides, for all texts alike
+        # what the model's preprocessing gives besides, for all texts alike
+        self._extras: dict[str, Any] = {}
         self._cut: Indices | None = None  # as `texts_cut` has it; None = the tokenizer does not say
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear = ""
         self._is_tried = False  # the padding
-        self._weights = 0  # numbers that each token is multiplied with; 0 if batches are computed one after the other
+        # numbers that each token is multiplied with; 0 if batches are computed one after the other
+        self._weights = 0
         self._pinned = PinnedBuffers()
         self._is_padded: bool | None = None  # the batch that is forwarded; None = not known
         self._flat = False  # whether the texts of a batch lie end to end, without padding
@@ -166,11 +178,12 @@ class SentenceTransformerEncoder:
     def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
 
-        A quantized model or one with a device map is loaded by `start` if the device is a GPU. Weights that are
-        there already are kept. Raises whatever the libraries raise.
+        A quantized model or one with a device map is loaded by `start` if the device is a GPU.
+        Weights that are there already are kept. Raises whatever the libraries raise.
         """
         progress.phase(Phase.IMPORT)
-        # What an import makes stays. To look for what can be freed among its 400,000 objects takes 0.8 of its 6 s.
+        # What an import makes stays. To look for what can be freed among its 400,000 objects takes
+        # 0.8 of its 6 s.
         gc.disable()
         use_hub(self._spec)
         import huggingface_hub.utils
@@ -197,7 +210,8 @@ class SentenceTransformerEncoder:
             import torch
 
             progress.phase(Phase.CUDA_INIT)
-            # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
+            # An allocation gives the reason (no driver, no device, CPU-only build); is_available()
+            # only says no.
             torch.zeros(1, device=self._device)
         if self._model is None:
             self._load(self._device, progress)
@@ -214,7 +228,8 @@ class SentenceTransformerEncoder:
     def _make_masks_without_waiting(self) -> None:
         """Have the mask for sdpa made by what the host knows of the padding.
 
-        transformers would ask the device whether a batch has any, and so wait for the batches before it.
+        transformers would ask the device whether a batch has any, and so wait for the batches
+        before it.
         """
         try:
             from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -237,9 +252,10 @@ class SentenceTransformerEncoder:
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first.
 
-        On a GPU a batch is padded and copied while the one before it computes. On a CPU there may be several `lanes`.
-        Raises BadOutputError for an output that is not one vector a text, WrongModelError for a model whose vectors
-        depend on the padding; batches of one text have none.
+        On a GPU a batch is padded and copied while the one before it computes. On a CPU there may
+        be several `lanes`. Raises BadOutputError for an output that is not one vector a text,
+        WrongModelError for a model whose vectors depend on the padding; batches of one text have
+        none.
         """
         if limits.rows > 1 and not self._is_tried:
             self._check_padding(progress)
@@ -280,7 +296,7 @@ class SentenceTransformerEncoder:
             yield indices, vectors
 
     def _check_padding(self, progress: BeatWriter) -> None:
-        """Refuse a model that gives a text another vector next to a longer one, beyond the rounding of its dtype."""
+        """Refuse a model whose vectors depend on the padding, beyond rounding."""
         trial = copy.copy(self)
         trial._texts = [_PROBE, " ".join([_PROBE] * 16)]
         trial._tokenize(progress)
@@ -301,8 +317,10 @@ class SentenceTransformerEncoder:
             line = written(self._spec.kwargs, processor_kwargs=asked)
             mend = "" if depends() else f"Set `{line}`"
         raise WrongModelError(
-            f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has another one next to a "
-            f"longer text than alone. The tokenizer pads on the {side or 'right'}, and the model's attention or its "
+            f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has "
+            f"another one next to a "
+            f"longer text than alone. The tokenizer pads on the {side or 'right'}, and the model's "
+            f"attention or its "
             "positions count the padding. "
             + (mend or "Set `encode.batch_size: 1`, under which there is no padding")
             + "."
@@ -332,7 +350,10 @@ class SentenceTransformerEncoder:
         )
 
     def release(self) -> bool:
-        """Drop the weights; False if nearly all of the GPU's memory is not free then, or not ours (ONNX, OpenVINO)."""
+        """Drop the weights.
+
+        False if nearly all of the GPU's memory is not free then, or not ours (ONNX, OpenVINO).
+        """
         if self._device == "cpu":
             return True
         if self._model is None or self._model.get_backend() != "torch":
@@ -352,7 +373,8 @@ class SentenceTransformerEncoder:
             if device == self._device == "cpu":
                 self._causal = check_attention(model, self._spec)
             if is_plain_text_model(model):
-                # Embeddings are looked up, not multiplied. Before layers are packed: those keep none.
+                # Embeddings are looked up, not multiplied. Before layers are packed: those keep
+                # none.
                 self._weights = int(
                     model.transformers_model.num_parameters(exclude_embeddings=True)
                 )
@@ -364,7 +386,8 @@ class SentenceTransformerEncoder:
         full = self._model.get_embedding_dimension()
         if asked is not None and full is not None and asked > full:
             raise ValueError(
-                f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions only"
+                f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions "
+                f"only"
             )
         self._model.truncate_dim = self._truncate_dim if asked is None else asked
         self._prompt = chosen_prompt(
@@ -372,7 +395,10 @@ class SentenceTransformerEncoder:
         )
 
     def _sample_vector(self) -> Any:
-        """The vector of eight tokens, of shape (1, dimension); a tokenizer would start threads in a template."""
+        """The vector of eight tokens, of shape (1, dimension).
+
+        A tokenizer would start threads in a template.
+        """
         import torch
 
         rows = table_rows(self._model.transformers_model) or 8
@@ -397,7 +423,8 @@ class SentenceTransformerEncoder:
             first, "can_flatten_inputs", False
         ):  # by flash attention; here its texts are wanted one by one
             self._flat, first.can_flatten_inputs = True, False
-        # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
+        # The model's own preprocessing (prompt, lower case, truncation), asked for lists without
+        # padding.
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
         asked = {"prompt": self._prompt, "processing_kwargs": asked}
         asked |= {"task": self.wanted.task} if self.wanted.task is not None else {}
@@ -428,7 +455,7 @@ class SentenceTransformerEncoder:
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _end_to_end(self, rows: Sequence[dict[str, Indices]]) -> dict[str, Any]:
-        """Collate the texts as the model's own preprocessing does for flash attention (Transformer.preprocess)."""
+        """Collate the texts as Transformer.preprocess does for flash attention."""
         first = self._model[0]
         batch: dict[str, Any] = dict(
             first.data_collator([{"input_ids": row["input_ids"].tolist()} for row in rows])

@@ -1,7 +1,10 @@
-"""`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
+"""`python -m chunkvisor_worker.template FOLDER`.
 
-It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is the socket to the
-parent; its end is the parent's. (The standard library's forkserver gives a child no standard input, log or group.)
+Loads a model once, then forks a worker for each chunk that asks.
+
+It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is
+the socket to the parent; its end is the parent's. (The standard library's forkserver gives a child
+no standard input, log or group.)
 """
 
 import contextlib
@@ -35,9 +38,11 @@ from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
 from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave
 
-# Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child.
+# Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without
+# it in the child.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-# The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver.
+# The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's
+# driver.
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
 
 
@@ -92,7 +97,8 @@ class Template:
             os.killpg(pid, signal.SIGKILL)
         returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
-        gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
+        # a few objects, all others being frozen; so that a chunk leaves nothing behind
+        gc.collect()
 
 
 def _be_worker(
@@ -100,9 +106,10 @@ def _be_worker(
 ) -> NoReturn:
     """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
 
-    There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
-    parent is gone, the lifeline ends this process, or the next run does (a library may never let go of the GIL).
-    `not_ours` are the template's own descriptors; what an import has opened stays open.
+    There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to
+    lose work. When the parent is gone, the lifeline ends this process, or the next run does (a
+    library may never let go of the GIL). `not_ours` are the template's own descriptors; what an
+    import has opened stays open.
     """
     try:
         os.setsid()
@@ -126,14 +133,15 @@ def _be_worker(
 def find_gpu_use() -> str:
     """Say in words by what this process has begun to use a GPU; empty if it has not.
 
-    No CUDA context survives a fork. CUDA and NVML themselves are not asked: to ask them is to start them. What is
-    initialized, by whatever framework, holds a file of the driver open.
+    No CUDA context survives a fork. CUDA and NVML themselves are not asked: to ask them is to start
+    them. What is initialized, by whatever framework, holds a file of the driver open.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
             if _GPU_FILE.search(target := str(entry.readlink())):
                 return f"it has {target} open"
-    # In a forked process: torch marks every fork that comes after it has asked the driver for anything.
+    # In a forked process: torch marks every fork that comes after it has asked the driver for
+    # anything.
     torch: Any = sys.modules.get("torch")
     bad_fork = hasattr(torch, "cuda") and torch.cuda._is_in_bad_fork()
     return "torch had asked CUDA before the fork" if bad_fork else ""
@@ -152,14 +160,18 @@ def find_taint() -> str:
             if task.name != own and name not in _FORK_SAFE_THREADS:
                 threads.append(name)
     if threads:
-        return f"loading the model, or importing the plug-in, has started threads ({', '.join(threads[:5])})"
+        return (
+            f"loading the model, or importing the plug-in, has started threads "
+            f"({', '.join(threads[:5])})"
+        )
     return ""
 
 
 class ShownGpu(importlib.abc.MetaPathFinder):
     """A context in which torch says what it says in a worker: that there is one GPU.
 
-    Code that is loaded builds on that answer, and transformers keeps it; torch itself would ask the driver.
+    Code that is loaded builds on that answer, and transformers keeps it; torch itself would ask the
+    driver.
     """
 
     def __init__(self) -> None:
@@ -175,7 +187,10 @@ class ShownGpu(importlib.abc.MetaPathFinder):
             setattr(sys.modules["torch.cuda"], name, original)
 
     def find_spec(self, _fullname: str, _path: Any = None, _target: Any = None) -> None:
-        """Find nothing; but replace the answers once torch.cuda is there: torch imports much after it, and comes by."""
+        """Find nothing; but replace the answers once torch.cuda is there.
+
+        Torch imports much after it, and comes by.
+        """
         cuda: Any = sys.modules.get("torch.cuda")
         answers = {"is_available": lambda: True, "device_count": lambda: 1}
         if not self._replaced and all(hasattr(cuda, name) for name in answers):

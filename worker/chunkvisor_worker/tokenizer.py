@@ -1,7 +1,8 @@
-"""Has a model's tokenizer give the token ids that its folder describes, and refuses one that cannot.
+"""Has a tokenizer give the ids that its folder describes, or refuses it.
 
-transformers 5 builds a tokenizer by the class that tokenizer_config.json names. Of tokenizer.json it takes the
-vocabulary alone: another normalizer, pre-tokenizer or post-processor is lost, and the vectors are finite and wrong.
+transformers 5 builds a tokenizer by the class that tokenizer_config.json names. Of tokenizer.json
+it takes the vocabulary alone: another normalizer, pre-tokenizer or post-processor is lost, and the
+vectors are finite and wrong.
 """
 
 import importlib.metadata
@@ -12,7 +13,8 @@ from typing import Any
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.right import kwargs_without_code
 
-# Texts of several languages; then digits, cases, accents, letters and spaces that a normalizer may change.
+# Texts of several languages; then digits, cases, accents, letters and spaces that a normalizer may
+# change.
 _SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
     "Москва является столицей России.",
@@ -26,7 +28,8 @@ _SAMPLES = (
     "  two  spaces\tand\n\nlines \r\n of  code_like->text(); ",
     "MTLLNPQWYV ACGTTGCA CC(=O)Oc1ccccc1",
 )
-# What tokenizer_config.json, or else the class, says over tokenizer.json, as BertNormalizer and ByteLevel call it.
+# What tokenizer_config.json, or else the class, says over tokenizer.json, as BertNormalizer and
+# ByteLevel call it.
 _FLAGS = ("lowercase", "strip_accents", "handle_chinese_chars", "add_prefix_space")
 # Settings that ask for other tokens than those of tokenizer.json.
 _ON_PURPOSE = ("add_prefix_space", "fix_mistral_regex", "legacy", "src_lang", "tokenizer_file")
@@ -34,11 +37,14 @@ _ENDS = {"add_bos_token": ("bos", 0, "first"), "add_eos_token": ("eos", -1, "las
 
 
 class WrongModelError(ValueError):
-    """The model that was loaded is not the one that its files describe; the vectors would be finite and wrong."""
+    """The model that was loaded is not the one that its files describe.
+
+    The vectors would be finite and wrong.
+    """
 
 
 def asked_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge what each mapping, the strongest last, has for a tokenizer, under any of the names of the library."""
+    """Merge what each mapping has for a tokenizer, under any name; the last wins."""
     names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first
     return {
         key: value
@@ -50,7 +56,7 @@ def asked_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """What sentence-transformers has saved about a Transformer module in its folder, under a name of its kind."""
+    """Return what sentence-transformers has saved about a module, under any file name."""
     found = [read_json(path) for path in sorted(folder.glob("sentence_*_config.json"))]
     return dict(found[0]) if found else {}
 
@@ -66,14 +72,17 @@ def library() -> str:
 
 
 def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of `folder`/tokenizer.json, if `tokenizer` gives other ids; else `tokenizer`.
+    """Return the tokenizer of `folder`/tokenizer.json, if `tokenizer` gives other ids.
+
+    Else `tokenizer`.
 
     `kwargs` are those of the model.
     """
     settings, file = transformer_settings(folder), folder / "tokenizer.json"
     asked = asked_of(settings, kwargs)
     kind = type(tokenizer)
-    # A class in Python never reads the file, version 4 always did, and code of the model may do as it likes.
+    # A class in Python never reads the file, version 4 always did, and code of the model may do as
+    # it likes.
     known = hasattr(tokenizer, "backend_tokenizer") and library() > "transformers 5"
     if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
         return tokenizer
@@ -110,7 +119,10 @@ def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> An
 
 
 def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str, Any]) -> None:
-    """Keep the first token of the file, which the library drops if only a last one is asked for; and so the other."""
+    """Keep the first token of the file, which the library drops if only a last one is asked for.
+
+    And so the other.
+    """
     for tokenizer in tokenizers:
         for key, (kind, place, _) in _ENDS.items():
             number = getattr(tokenizer, f"{kind}_token_id")
@@ -121,31 +133,41 @@ def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str
 def check_tokenizer(
     tokenizer: Any, folder: Path, kwargs: Mapping[str, Any], table_rows: int | None
 ) -> Iterator[str]:
-    """Yield a note if it knows no language. Raises WrongModelError for a tokenizer that is not the model's.
+    """Yield a note if it knows no language.
 
-    If a folder lacks its files, transformers makes a tokenizer of the special tokens, and says nothing. Embedding
-    tables (None = not known) are padded, and may lack a few tokens.
+    Raises WrongModelError for a tokenizer that is not the model's.
+
+    If a folder lacks its files, transformers makes a tokenizer of the special tokens, and says
+    nothing. Embedding tables (None = not known) are padded, and may lack a few tokens.
     """
     _check_pad_token(tokenizer, table_rows)
     known, name, wrong = len(tokenizer), type(tokenizer).__name__, ""
     if table_rows and max([known - 1, *tokenizer.added_tokens_decoder]) >= table_rows:
-        wrong = f"has more tokens than the model's embedding table rows ({table_rows}): it belongs to another model"
+        wrong = (
+            f"has more tokens than the model's embedding table rows ({table_rows}): it belongs to "
+            f"another model"
+        )
     elif known < 5000:  # a vocabulary takes long to copy
         words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
         # Without the file, added tokens come from tokenizer_config.json.
         if not (folder / "tokenizer.json").is_file():
             words -= tokenizer.get_added_vocab().keys()
         if len(words) < 2:  # T5 makes one up
-            wrong = "has special tokens and no words: its files (tokenizer.json, vocab.txt, ...) are missing or empty"
+            wrong = (
+                "has special tokens and no words: its files (tokenizer.json, vocab.txt, ...) are "
+                "missing or empty"
+            )
     if wrong:
         raise WrongModelError(
-            f"the tokenizer ({name}, {known} tokens) {wrong}. Download the model again, with all its tokenizer files."
+            f"the tokenizer ({name}, {known} tokens) {wrong}. Download the model again, with all "
+            f"its tokenizer files."
         )
     texts = _SAMPLES[:6]
     found = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
     if all(2 * ids.count(tokenizer.unk_token_id) >= len(ids) - 2 for ids in found):
         yield (
-            f"the tokenizer ({name}, {known} tokens) knows the words of no language, such as {texts[0]!r}: right for "
+            f"the tokenizer ({name}, {known} tokens) knows the words of no language, such as "
+            f"{texts[0]!r}: right for "
             "proteins, DNA or molecules, and not for texts"
         )
     saved = read_json(folder / "tokenizer_config.json")
@@ -158,11 +180,16 @@ def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
     pad, number = tokenizer.pad_token, tokenizer.pad_token_id
     wrong = "the tokenizer has no pad token"
     if pad is not None:
-        wrong = f"the tokenizer's pad token {pad} has the id {number}, but the embedding table has {table_rows} rows"
+        wrong = (
+            f"the tokenizer's pad token {pad} has the id {number}, but the embedding table has "
+            f"{table_rows} rows"
+        )
     if pad is None or (table_rows and number >= table_rows):
         raise WrongModelError(
-            f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the one that the model's "
-            "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: TOKEN}}."
+            f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the "
+            f"one that the model's "
+            "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: "
+            "TOKEN}}."
         )
 
 
@@ -180,6 +207,7 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any], line: str) -> 
         if line:
             mend = f"Set `{line}` (or {key}: false, if the author's vectors lack it)."
         raise WrongModelError(
-            f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not put {token} {at}: '
+            f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not '
+            f"put {token} {at}: "
             f"the model would read another text than it was trained with. {mend}"
         )

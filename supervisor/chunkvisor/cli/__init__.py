@@ -1,4 +1,6 @@
-"""The command `chunkvisor`: parses arguments, calls a command, and ends with a message and an exit code.
+"""The command `chunkvisor`.
+
+Parses arguments, calls a command, and ends with a message and an exit code.
 
 A command imports what it needs when it is called, so that `--help` is fast.
 """
@@ -58,11 +60,16 @@ for _commands in _SECTIONS.values():
 
 
 def main() -> None:
-    """Run the command: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
+    """Run the command: a Halt becomes its words on stderr and its exit code.
+
+    A bug keeps its traceback.
+    """
     open_standard_streams()
-    # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With this it is 0.1 ms.
+    # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With
+    # this it is 0.1 ms.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
-    # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
+    # The code is decided when the interpreter is torn down: a signal that comes then must not
+    # replace it.
     for number in (signal.SIGINT, signal.SIGTERM):
         atexit.register(signal.signal, number, signal.SIG_IGN)
     with contextlib.suppress(ValueError):  # not the main thread

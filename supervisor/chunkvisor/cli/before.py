@@ -1,4 +1,7 @@
-"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`; and `explain`."""
+"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`.
+
+And `explain`.
+"""
 
 import os
 import shlex
@@ -36,8 +39,8 @@ def _say(step: str) -> None:
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
     """Show what a run of CONFIG would do and need.
 
-    It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its speed. It uses no
-    GPU and writes nothing into the workdir.
+    It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its
+    speed. It uses no GPU and writes nothing into the workdir.
     """
     from chunkvisor.commands.plan import draw, forecast
     from chunkvisor.config.load import load
@@ -55,8 +58,8 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check whether this machine can run the job.
 
-    It prints what is wrong and how to repair it. With CONFIG it also checks sources, devices, disk and model, and a
-    worker encodes a few words.
+    It prints what is wrong and how to repair it. With CONFIG it also checks sources, devices, disk
+    and model, and a worker encodes a few words.
     """
     from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
@@ -83,8 +86,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Cause each kind of failure, and show that a run recovers.
 
-    It uses a scratch folder, the model of CONFIG and the first rows of its first output. Failures that this machine
-    cannot have are simulated, and the table marks them. It takes some minutes.
+    It uses a scratch folder, the model of CONFIG and the first rows of its first output. Failures
+    that this machine cannot have are simulated, and the table marks them. It takes some minutes.
     """
     from chunkvisor.commands import drill as drilling
     from chunkvisor.config.load import load
@@ -105,7 +108,8 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
     failed = list[dict[str, Any]]()
     try:
         say(
-            f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}",
+            f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in "
+            f"{folder}",
             err=True,
         )
         findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
@@ -116,7 +120,8 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
     if as_json:
         say_json(findings)
     say(
-        f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}",
+        f"the run recovered from {len(findings) - len(failed)} of "
+        f"{counted(len(findings), 'fault')}",
         err=as_json,
     )
     if failed:
@@ -144,8 +149,9 @@ def tune(
 ) -> None:
     """Try settings on texts of CONFIG, and recommend the fastest.
 
-    It compares dtypes, attention, batch sizes and numbers of workers by their speed, and by how near their vectors are
-    to those of float32. It takes some minutes and writes nothing into the workdir.
+    It compares dtypes, attention, batch sizes and numbers of workers by their speed, and by how
+    near their vectors are to those of float32. It takes some minutes and writes nothing into the
+    workdir.
     """
     from chunkvisor.commands import tune as tuning
     from chunkvisor.config.load import load, with_values
@@ -164,9 +170,8 @@ def tune(
         )
     if write and found["changes"]:
         target = config.resolve()  # a link stays a link
-        text = with_values(
-            target.read_bytes().decode("utf-8"), found["changes"]
-        )  # as bytes: line ends stay
+        # as bytes: line ends stay
+        text = with_values(target.read_bytes().decode("utf-8"), found["changes"])
         if text is None:
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
             raise config_error(f"cannot edit {config} automatically", f"Set by hand: {lines}")
@@ -208,8 +213,9 @@ def init(path: Path) -> None:
 def explain(name: str | None) -> None:
     """Explain a failure, by its NAME or an error message.
 
-    It prints what happened, what a run does automatically, and what you can do. NAME is what the last lines of a run
-    have after `see:`, or a pasted error message, or - for a log on standard input. Without NAME it lists all.
+    It prints what happened, what a run does automatically, and what you can do. NAME is what the
+    last lines of a run have after `see:`, or a pasted error message, or - for a log on standard
+    input. Without NAME it lists all.
     """
     from chunkvisor.commands import explain as handbook
 

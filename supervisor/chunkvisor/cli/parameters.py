@@ -12,7 +12,10 @@ ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command whose help ends with an example; click leaves a paragraph alone that begins with a backspace."""
+    """Make a command whose help ends with an example.
+
+    Click leaves a paragraph alone that begins with a backspace.
+    """
     return click.command(name, epilog=f"\b\nExample: chunkvisor {name} {example}")
 
 
@@ -34,7 +37,10 @@ def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) 
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """Return the workdir, also of a config that was given. Raises Halt (78) for a file that is not a config."""
+    """Return the workdir, also of a config that was given.
+
+    Raises Halt (78) for a file that is not a config.
+    """
     if not path.is_file() or ctx.resilient_parsing:
         return path
     from chunkvisor.commands.housekeeping import is_final

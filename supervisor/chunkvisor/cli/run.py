@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 def typed() -> str:
-    """Return what was typed, and where: without secrets, and without what would discard all that is done."""
+    """Return what was typed, and where.
+
+    Without secrets, and without what would discard all that is done.
+    """
     from chunkvisor.config.load import without_secret
 
     words = list[str]()
@@ -48,7 +51,10 @@ def typed() -> str:
 
 
 def command_line(*arguments: str) -> str:
-    """Return a command of chunkvisor, called as this one: outside of our virtual environment no shell knows it."""
+    """Return a command of chunkvisor, called as this one.
+
+    Outside of our virtual environment no shell knows it.
+    """
     program = [sys.argv[0]]
     if Path(sys.argv[0]).name != "chunkvisor":
         program = [sys.executable, "-m", "chunkvisor"]
@@ -110,8 +116,8 @@ def encode(
 ) -> None:
     """Embed the texts of one file, SOURCE, into OUT.npy.
 
-    Run the same command again to continue after any stop. OUT.json, next to OUT.npy, names the model, its revision, the
-    versions, and the rows that have no vector.
+    Run the same command again to continue after any stop. OUT.json, next to OUT.npy, names the
+    model, its revision, the versions, and the rows that have no vector.
     """
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
@@ -166,9 +172,9 @@ def encode(
 def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given: Any) -> None:
     """Embed the texts described by CONFIG.
 
-    Run the same command again to continue after a stop, a crash, a kill or a power cut. Ctrl-C finishes the chunks in
-    progress, a second Ctrl-C stops at once. The exit code is 0 if all is complete, 3 if some rows have no vector, and
-    75 if running it again will help.
+    Run the same command again to continue after a stop, a crash, a kill or a power cut. Ctrl-C
+    finishes the chunks in progress, a second Ctrl-C stops at once. The exit code is 0 if all is
+    complete, 3 if some rows have no vector, and 75 if running it again will help.
     """
     from chunkvisor.config.load import load
     from chunkvisor.show.lines import next_steps
@@ -223,7 +229,10 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
 
 @contextlib.contextmanager
 def _shown(quiet: bool, log_format: str) -> "Iterator[Observer]":
-    """Yield what shows a run: the live view, lines, or JSON. With JSON, a Halt becomes an object and an exit here."""
+    """Yield what shows a run: the live view, lines, or JSON.
+
+    With JSON, a Halt becomes an object and an exit here.
+    """
     from chunkvisor.events.event import Halted, Weight
     from chunkvisor.show.lines import Console, JsonLines, Observers, can_draw
 

@@ -41,9 +41,9 @@ from chunkvisor.units import counted
 def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bool) -> None:
     """Encode a sample of finished rows again, and compare.
 
-    It finds vectors that are finite but wrong. Each row is encoded alone, in float32 and in a new process. The exit
-    code is 3 if vectors differ by more than rounding. You may give the workdir instead of CONFIG, except with a plug-in
-    encoder.
+    It finds vectors that are finite but wrong. Each row is encoded alone, in float32 and in a new
+    process. The exit code is 3 if vectors differ by more than rounding. You may give the workdir
+    instead of CONFIG, except with a plug-in encoder.
     """
     from chunkvisor.commands import audit as auditing
     from chunkvisor.config.load import load
@@ -65,7 +65,8 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         raise Halt(
             ExitCode.QUARANTINED,
             f"{sum(differs):,} of {len(differs):,} vectors differ from those computed now",
-            "Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, run "
+            "Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, "
+            "run "
             "`chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
             why="the model, its padding or the hardware gave other values during the run",
         )
@@ -123,8 +124,8 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 def report(workdir: Path, output: Path | None) -> None:
     """Write a report about the run in WORKDIR, as one HTML page.
 
-    The page has plots and needs no network. It works during a run and after it. You may give the config instead of
-    WORKDIR.
+    The page has plots and needs no network. It works during a run and after it. You may give the
+    config instead of WORKDIR.
     """
     from chunkvisor.show.report import write_report
     from chunkvisor.store.layout import Layout
@@ -148,9 +149,9 @@ def report(workdir: Path, output: Path | None) -> None:
 def verify(workdir: Path, as_json: bool) -> None:
     """Check every file in WORKDIR against its record.
 
-    It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. The exit code is 74 if a
-    file is damaged; outputs that are not complete yet are only listed. You may give the config instead of WORKDIR, or a
-    final file such as OUT.npy.
+    It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. The
+    exit code is 74 if a file is damaged; outputs that are not complete yet are only listed. You may
+    give the config instead of WORKDIR, or a final file such as OUT.npy.
     """
     from chunkvisor.commands import housekeeping
     from chunkvisor.show.status import read_status
@@ -177,7 +178,8 @@ def verify(workdir: Path, as_json: bool) -> None:
         raise Halt(
             ExitCode.DISK,
             f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing",
-            "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
+            "Run the same command again: it computes damaged parts again; of `encode`, add "
+            "--from-scratch. "
             "`chunkvisor clean` removes chunk files of finished outputs, which are not needed.",
         )
     if not findings:
@@ -187,7 +189,8 @@ def verify(workdir: Path, as_json: bool) -> None:
         )
     if not as_json:
         say(
-            f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact"
+            f"{counted(len(findings), 'file')} checked: "
+            f"{'it is' if len(findings) == 1 else 'all are'} intact"
         )
         for name, output in outputs.items():
             if output.quarantined:
@@ -208,7 +211,8 @@ def retry(workdir: Path) -> None:
 
     if count := housekeeping.retry(workdir):
         say(
-            f"{counted(count, 'text')} to try again: run the same command again; it encodes nothing else"
+            f"{counted(count, 'text')} to try again: run the same command again; it encodes "
+            f"nothing else"
         )
     else:
         say("nothing to try again: every row that is done has its vector")

@@ -1,7 +1,9 @@
-"""Encode a sample of finished rows again, each alone, in float32 and in a new process, and compare the vectors.
+"""Encode a sample of finished rows again, and compare the vectors.
 
-It only reads the workdir. It finds vectors that are finite and wrong: because the model was changed half-way, was not
-made for padding, or because a card computes wrongly.
+Each row is encoded alone, in float32 and in a new process.
+
+It only reads the workdir. It finds vectors that are finite and wrong: because the model was changed
+half-way, was not made for padding, or because a card computes wrongly.
 """
 
 import random
@@ -50,8 +52,10 @@ class Audit(NamedTuple):
         wrong = [row for row in rows if row["differs"]]
         largest = max((row["difference"] for row in rows), default=0.0)
         lines = [
-            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
-            f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
+            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by "
+            f"more than "
+            f"{self.told['allowed']:g} of their length (weights in "
+            f"{self.told['dtype'] or 'an unknown dtype'}); "
             f"the largest difference is {largest:.2g}"
         ]
         for row in wrong[:20]:
@@ -65,8 +69,8 @@ class Audit(NamedTuple):
 def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None) -> Iterator[Audit]:
     """Compare up to `rows` rows of each finished output.
 
-    Raises Halt: 78 if the folder is not a workdir, nothing is finished, or its texts or its model are gone; what a run
-    would end with if no vector can be made. OSError.
+    Raises Halt: 78 if the folder is not a workdir, nothing is finished, or its texts or its model
+    are gone; what a run would end with if no vector can be made. OSError.
     """
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
@@ -158,14 +162,16 @@ def _of_output(
 def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int:
     """Write texts and vectors of audited rows to a new file for `model.expect`; return how many.
 
-    `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in that way; OSError.
+    `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in
+    that way; OSError.
     """
     if path.exists():
         raise config_error(f"{path} already exists", "Name another file, or remove this one.")
     fit = next((audit for audit in audits if audit.encode == encode and audit.expected), None)
     if fit is None:
         raise config_error(
-            f"nothing was written to {path}: no output is encoded as the section `encode` of the config says",
+            f"nothing was written to {path}: no output is encoded as the section `encode` of the "
+            f"config says",
             "Give the config, and have one output without its own `encode`.",
             why="model.expect is checked with that section, without the overrides of outputs",
         )

@@ -113,7 +113,10 @@ class Case:
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
-    """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
+    """Read everything; with a config, its job as well. `say` gets the steps that take a while.
+
+    Raises OSError.
+    """
     case = Case()
     loaded = None
     environment = dict(os.environ)
@@ -174,7 +177,10 @@ def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, floa
 
 
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
-    """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
+    """Read everything about the config's job, and encode on each device.
+
+    Raises Halt if there is no model; OSError.
+    """
     config = loaded.config
     model = config.model
     layout = Layout(config.workdir)
@@ -234,13 +240,15 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
 def _encode_samples(
     case: Case, loaded: LoadedConfig, spec: ModelSpec, scratch: Path, say: Callable[[str], None]
 ) -> None:
-    # As `encode` of the config says if its vectors are expected, else as the first output is encoded.
+    # As `encode` of the config says if its vectors are expected, else as the first output is
+    # encoded.
     config = loaded.config
     expected = case.expected
     first = config.effective_encode(next(iter(config.outputs)))
     encode = encode_spec(config.encode if expected else first)
     texts = expected.texts if expected else ()
-    # Each text is a batch all the same; whether padding changes vectors is tried if there will be any.
+    # Each text is a batch all the same; whether padding changes vectors is tried if there will be
+    # any.
     alone = config.model.is_plugin or first.batch_size == 1
     limits = ONE_ROW if alone else Limits(rows=2, tokens=1)
 
@@ -315,7 +323,10 @@ def _driver(case: Case) -> Iterator[Finding]:
 def _gpus(case: Case) -> Iterator[Finding]:
     for device, health_report in case.opinions.items():
         if health_report.health is Health.BROKEN:
-            mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
+            mend = (
+                "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it "
+                "if this returns."
+            )
             state = FAULT if case.wanted else WARNING
             yield Finding("gpu-health", state, f"{device}: {health_report.why}", mend)
         elif health_report.health is Health.BUSY and case.busy_pid is None:
@@ -367,7 +378,8 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     need = (1 << 30) + (case.model.weights_bytes or 0)  # the libraries take about a GiB
     free, total = case.memory
     text = (
-        f"{human_bytes(free)} of {human_bytes(total)} of memory are free; about {human_bytes(workers * need)} is "
+        f"{human_bytes(free)} of {human_bytes(total)} of memory are free; about "
+        f"{human_bytes(workers * need)} is "
         f"needed for {counted(workers, 'worker')}"
     )
     if free < workers * need and case.place != "plugin":
@@ -429,7 +441,10 @@ def _model(case: Case) -> Iterator[Finding]:
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
     yield from (Finding("right-vectors", WARNING, *found) for found in case.doubts)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
-        slow = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
+        slow = (
+            "the model computes in bfloat16, for which this CPU has no instructions: slower than "
+            "float32"
+        )
         yield Finding("dtype", WARNING, slow, "Set model.dtype to float32.")
     if case.wanted != "cuda" or not case.dtype:
         return
@@ -441,7 +456,10 @@ def _model(case: Case) -> Iterator[Finding]:
         better = advised_dtype(kind, card)
         fits = f"the model computes in {case.dtype}"
         if case.dtype == "float32" != better:
-            fits += f" (model.dtype {better} takes less memory; it needs another workdir, since its vectors differ)"
+            fits += (
+                f" (model.dtype {better} takes less memory; it needs another workdir, since its "
+                f"vectors differ)"
+            )
         yield Finding("dtype", OK, f"{fits}, which suits {card}")
 
 
@@ -459,7 +477,10 @@ def _encoding(case: Case) -> Iterator[Finding]:
         if wrong := [sample.unexpected for sample in case.samples if sample.unexpected]:
             yield _refusal("expect", wrong[0])
         elif all(sample.trial.vectors is not None for sample in case.samples):
-            what = f"the model gives the vectors of {counted(len(case.expected.texts), 'text')} in {case.expected.path}"
+            what = (
+                f"the model gives the vectors of {counted(len(case.expected.texts), 'text')} in "
+                f"{case.expected.path}"
+            )
             yield Finding("expect", OK, what)
 
 
@@ -494,7 +515,10 @@ def _compared(case: Case, sample: Sample) -> Finding:
         meaning = (
             f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
         )
-        mend = "Make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked."
+        mend = (
+            "Make the encoder deterministic: eval() on its model, no dropout; else have the GPU "
+            "checked."
+        )
         blame = "config" if case.place == "plugin" else "machine"
         return Finding("encoding", FAULT, meaning, mend, blame)
     if elsewhere > 0.01:

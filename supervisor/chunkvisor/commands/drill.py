@@ -1,7 +1,10 @@
-"""The fire drill: one undisturbed run, then one run for each fault, whose vectors must be those of the first.
+"""The fire drill.
 
-The faults strike as in integration tests (`chunkvisor.testing`): in the first worker that gets to the second chunk.
-Each run is a separate process, with a new workdir in a scratch folder next to the config's workdir.
+One undisturbed run, then one run for each fault, whose vectors must be those of the first.
+
+The faults strike as in integration tests (`chunkvisor.testing`): in the first worker that gets to
+the second chunk. Each run is a separate process, with a new workdir in a scratch folder next to the
+config's workdir.
 """
 
 import json
@@ -33,8 +36,8 @@ from chunkvisor_worker.contract.exits import Outcome
 ROWS = 48
 CHUNKS = 3
 STRUCK = 1
-# Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
-# ten units in the last place, since another batch is rounded differently.
+# Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of
+# the weights: about ten units in the last place, since another batch is rounded differently.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
 _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 _ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{}}"
@@ -46,7 +49,9 @@ _Ended = tuple[int, str]
 def drill(
     loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Callable[[str], object]
 ) -> list[dict[str, Any]]:
-    """Provoke the faults in this scratch folder, say a line for each, and return what `drill --json` prints.
+    """Provoke the faults in this scratch folder, and return what `drill --json` prints.
+
+    Says a line for each.
 
     Raises Halt if the undisturbed run does not complete: there is nothing to drill then.
     """
@@ -97,7 +102,8 @@ def drill(
         log = folder / f"{workdir}.log"
 
         def look() -> None:
-            # The fault must have struck: a worker that lives without its parent must not hang the next run.
+            # The fault must have struck: a worker that lives without its parent must not hang the
+            # next run.
             struck = layout_of(workdir).output(name).attempt(STRUCK, 1)
             if kill and "strikes here" in read_tail(struck.log):
                 raise InterruptedError
@@ -138,7 +144,8 @@ def drill(
         ran = list[_Ended]()
         seen = ""
         wrong = ""
-        # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
+        # A failed setup is retried only after a chunk has worked: no worker may get to the second
+        # before.
         if killed or fault.seen_as is Outcome.SETUP:
             changed["workers.standby"] = 0
         if fault.seen_as is Outcome.HUNG:
@@ -192,7 +199,10 @@ def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
 
 
 def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
-    """Say how a final file, whose `bad` rows are quarantined, is not that of the undisturbed run; empty if it is."""
+    """Say how a final file, whose `bad` rows are quarantined, is not that of the undisturbed run.
+
+    Empty if it is.
+    """
     if found is None or found.shape != good.shape:
         return "the final file is missing, or of another shape"
     expected = good.copy()

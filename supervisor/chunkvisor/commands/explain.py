@@ -1,4 +1,7 @@
-"""The handbook's entry of an outcome, of a rule, or of an error message that a rule knows, as text for a terminal."""
+"""The handbook's entries, as text for a terminal.
+
+An entry is of an outcome, of a rule, or of an error message that a rule knows.
+"""
 
 import builtins
 import re
@@ -16,17 +19,26 @@ from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _WIDTH = 96
 _PHASES = (Phase.FORWARD, Phase.MODEL_LOAD, Phase.CUDA_INIT)
-_ON_CPU = "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error; look at its code."
+_ON_CPU = (
+    "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error; look "
+    "at its code."
+)
 
 
 def names() -> list[str]:
-    """Return what can be explained: outcomes, then rules, each by the alphabet; the outcome of success comes last."""
+    """Return what can be explained: outcomes, then rules, each by the alphabet.
+
+    The outcome of success comes last.
+    """
     outcomes = sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name))
     return [*outcomes, *sorted({rule.name for rule in RULES} - set(outcomes))]
 
 
 def index() -> list[str]:
-    """Return a line for each entry under two headings: its name, and what happened in a sentence."""
+    """Return a line for each entry under two headings.
+
+    Its name, and what happened in a sentence.
+    """
     causes = {rule.name: rule.cause for rule in RULES}
     causes |= {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
@@ -99,7 +111,10 @@ def _of_outcome(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _recognized(text: str) -> str:
-    """Return the rule that knows an error message, or a log that has it in its last lines. Raises Halt (2)."""
+    """Return the rule that knows an error message, or a log that has it in its last lines.
+
+    Raises Halt (2).
+    """
     lines = text.strip().splitlines()[-500:]
     causes = []
     for line in reversed(lines):
@@ -121,6 +136,7 @@ def _recognized(text: str) -> str:
         raise Halt(
             ExitCode.USAGE,
             "no rule of the handbook knows this message",
-            "Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log",
+            "Give the line with the error itself, or the end of the log: chunkvisor explain - < "
+            "worker.log",
         )
     return found.rule.name

@@ -1,7 +1,9 @@
-"""`chunkvisor verify`, `retry` and `clean`: what is checked and changed in a workdir between two runs.
+"""`chunkvisor verify`, `retry` and `clean`.
 
-`verify` checks every final and chunk file against its record. A final file is checked by its manifest, whether or not
-the state that it was made from still exists.
+What is checked and changed in a workdir between two runs.
+
+`verify` checks every final and chunk file against its record. A final file is checked by its
+manifest, whether or not the state that it was made from still exists.
 """
 
 import contextlib
@@ -138,8 +140,8 @@ def _chunk_checks(layout: OutputLayout) -> Iterator[FileCheck]:
 def retry(workdir: Path) -> int:
     """Take the quarantined texts of all outputs out of quarantine; return how many there were.
 
-    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75 while a run uses
-    it, 74 if its records are damaged; OSError.
+    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75
+    while a run uses it, 74 if its records are damaged; OSError.
     """
     with _held(workdir) as outputs:
         try:
@@ -151,10 +153,12 @@ def retry(workdir: Path) -> int:
 
 
 def clean(workdir: Path) -> tuple[int, int]:
-    """Remove chunk files, attempts and staged texts of finished outputs; return (files removed, bytes freed).
+    """Remove chunk files, attempts and staged texts of finished outputs.
 
-    An output with quarantined rows keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 if the
-    folder is not a workdir, 75 while a run uses it.
+    Return (files removed, bytes freed).
+
+    An output with quarantined rows keeps them: `retry` needs the good vectors of its chunks. Raises
+    Halt: 78 if the folder is not a workdir, 75 while a run uses it.
     """
     sizes = list[int]()
     with _held(workdir) as outputs:
@@ -162,7 +166,8 @@ def clean(workdir: Path) -> tuple[int, int]:
             manifest = read(output).manifest
             if manifest is None or manifest["quarantined"]:
                 continue
-            # The index stays, and its record: by it, other outputs find the texts that have a vector here.
+            # The index stays, and its record: by it, other outputs find the texts that have a
+            # vector here.
             table = TableFiles(output.table)
             needless = {path for path in output.table.glob("*") if path.is_file()} - {
                 table.index,
@@ -187,7 +192,10 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 
 def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
-    """Return the texts without a vector, as they are numbered in chunks; none if the staged texts are gone."""
+    """Return the texts without a vector, as they are numbered in chunks.
+
+    None if the staged texts are gone.
+    """
     with contextlib.suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
         texts = StagedTable.open(layout.table).texts_of_rows(rows)
@@ -208,9 +216,11 @@ def _reopen(layout: OutputLayout) -> int:
     # A record that is lost takes no text out of the manifest.
     bad = pending | known | ledger.bad.keys()
     if bad:
-        # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
+        # On the disk first: an output that counts as done after a power cut, with no record of bad
+        # texts, has no retry.
         reopen(found)
-    # Chunks that are done but for some texts are taken apart, with their file as the part that is done.
+    # Chunks that are done but for some texts are taken apart, with their file as the part that is
+    # done.
     chunks = {text // ledger.plan.chunk_size for text in bad}
     for chunk, path in chunk_files(layout):
         if chunk in chunks:

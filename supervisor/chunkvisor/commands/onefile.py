@@ -1,4 +1,6 @@
-"""`chunkvisor encode`: one source, one final file at the place that was asked for, the state in a folder next to it.
+"""`chunkvisor encode`.
+
+One source, one final file at the place that was asked for, the state in a folder next to it.
 
 `session` does the work, as for any config.
 """
@@ -43,7 +45,10 @@ _MADE_FROM = "made_from"
 def loaded_of(
     values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool
 ) -> LoadedConfig:
-    """Return the config of a call in the current folder; `keep`: chunk files stay. Raises Halt (78)."""
+    """Return the config of a call in the current folder; `keep`: chunk files stay.
+
+    Raises Halt (78).
+    """
     chunk, folder = {**values.get("chunk", {}), **({"keep": True} if keep else {})}, Path.cwd()
     config = from_values({**values, "workdir": str(workdir), "chunk": chunk}, folder, overrides)
     output = config.outputs[OUTPUT]
@@ -109,8 +114,10 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
             raise
         # The state stays: `retry` has only the bad texts computed again.
         halt.remedy = (
-            f"{out.with_suffix('.quarantined.jsonl')} lists such rows. To try them again: chunkvisor retry "
-            f"{config.workdir}, then the same command. If you correct the source: the same command with --from-scratch"
+            f"{out.with_suffix('.quarantined.jsonl')} lists such rows. To try them again: "
+            f"chunkvisor retry "
+            f"{config.workdir}, then the same command. If you correct the source: the same command "
+            f"with --from-scratch"
         )
         raise
     if not keep:
@@ -125,7 +132,9 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
 
 
 def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -> int | None:
-    """Return how many rows of the file have no vector, if it is what this call would make; None if it is to be made.
+    """Return how many rows of the file have no vector, if it is what this call would make.
+
+    None if it is to be made.
 
     Raises Halt (78) if it is another one, which may be replaced only if `encode` has made it.
     """
@@ -146,7 +155,10 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
         return None
     remedy = "Choose another name by -o, or replace it by adding --from-scratch."
     if changes := differences(before, made_from):
-        what = f"{out} already exists, with {counted(manifest['rows'], 'row')}, but it was made differently:"
+        what = (
+            f"{out} already exists, with {counted(manifest['rows'], 'row')}, but it was made "
+            f"differently:"
+        )
         raise config_error("\n  ".join([what, *changes]), remedy)
     if f"sha256:{digest_file(out)}" != manifest["digest"]:
         raise config_error(f"{out} has changed since it was made", remedy)

@@ -1,4 +1,7 @@
-"""Finds out what a run would do and need, without a worker or a GPU. It writes nothing into the workdir."""
+"""Finds out what a run would do and need, without a worker or a GPU.
+
+It writes nothing into the workdir.
+"""
 
 import math
 import os
@@ -83,12 +86,14 @@ def forecast(
                 notes.append(f"{name}: {output.template_note}")
             if outputs[name].pop("of_another_source") and max_rows is None:
                 notes.append(
-                    f"{name}: the workdir has vectors of another source; `run --update` takes over what it can"
+                    f"{name}: the workdir has vectors of another source; `run --update` takes over "
+                    f"what it can"
                 )
         say("counting tokens")
         if config.model.is_plugin:
             notes.append(
-                "only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown"
+                "only the plug-in encoder itself knows its tokens, so the lengths of texts are not "
+                "shown"
             )
         elif path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes):
             model = modelfolder.read_model_folder(Path(path))
@@ -227,7 +232,10 @@ def _count_tokens(
     folder: Path,
     notes: list[str],
 ) -> str | None:
-    """Ask the child that has the tokenizer; return the model's folder. Raises Halt if that is wrong, OSError."""
+    """Ask the child that has the tokenizer; return the model's folder.
+
+    Raises Halt if that is wrong, OSError.
+    """
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(
         None, config.model.revision
     )
@@ -274,21 +282,28 @@ def _count_tokens(
             told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
             if report.blank_ends and modelfolder.pools_last_token(Path(path), config.model):
                 blank = counted(report.blank_ends, "text")
-                what = "a vector is that of the last token, and sentence-transformers strips none since 5.4"
+                what = (
+                    "a vector is that of the last token, and sentence-transformers strips none "
+                    "since 5.4"
+                )
                 notes.append(f"{name}: blanks at the end of {blank} change their vectors: {what}")
     notes += map("; ".join, doubts)
     return path
 
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
-    """Yield lines: one for each output and their sum, then each output in detail, then what the machine must have."""
+    """Yield the lines of the plan.
+
+    One for each output and their sum, then each output in detail, then what the machine must have.
+    """
     outputs = forecast["outputs"]
     keys = ("rows", "distinct_texts", "chunks")
     summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
     if len(outputs) > 1:
         summed["all"] = [sum(column) for column in zip(*summed.values(), strict=True)]
     for name, (rows, texts, chunks) in summed.items():
-        yield f"{name}: {counted(rows, 'row')}, {counted(texts, 'distinct text')}, {counted(chunks, 'chunk')}"
+        distinct = counted(texts, "distinct text")
+        yield f"{name}: {counted(rows, 'row')}, {distinct}, {counted(chunks, 'chunk')}"
     for name, members in forecast["combine"].items():
         yield f"{name}: {' and '.join(members)} side by side"
     left = sum(each["texts_left"] for each in outputs.values())
@@ -297,7 +312,8 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
         time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
     elif left:
         time = (
-            f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of the last run: "
+            f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of "
+            f"the last run: "
             f"{figure(forecast['texts_per_s'])} texts/s, without its start"
         )
     yield f"time: {time}"
@@ -311,11 +327,13 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
         if "bytes" in key
     }
     yield (
-        f"\ndisk    needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}; "
+        f"\ndisk    needed while it runs: {size['peak_disk_bytes']}; final files: "
+        f"{size['final_disk_bytes']}; "
         f"free: {size['free_disk_bytes']}"
     )
     yield (
-        f"memory  needed, without batches: {size['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, "
+        f"memory  needed, without batches: {size['host_memory_bytes']} "
+        f"({counted(forecast['workers'], 'worker')}, "
         f"each with 1 GiB and its weights: {size['weights_bytes']})"
     )
     yield f"        of this machine: {size['total_memory_bytes']}"
@@ -328,7 +346,8 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
     if lengths["count"]:
         yield (
             f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: "
-            f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
+            f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest "
+            f"{lengths['longest']:,}"
         )
     most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:
@@ -345,11 +364,14 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
     if output["duplicate_share"]:
         yield f"  repeats  {_percent(output['duplicate_share'])} of the rows repeat a text"
     if output["rows_empty"]:
-        yield f"  empty    {counted(output['rows_empty'], 'row')}, with one vector for all; `where` leaves them out"
+        empty = counted(output["rows_empty"], "row")
+        yield f"  empty    {empty}, with one vector for all; `where` leaves them out"
     if output["padding_share"] is not None:
-        yield f"  batches  {output['batches']:,}; {_percent(output['padding_share'])} of the work is padding"
+        padding = _percent(output["padding_share"])
+        yield f"  batches  {output['batches']:,}; {padding} of the work is padding"
     if known := output["texts_known"]:
-        yield f"  texts    {known:,} have vectors already; {output['distinct_texts'] - known:,} are new"
+        new = output["distinct_texts"] - known
+        yield f"  texts    {known:,} have vectors already; {new:,} are new"
     done = f", {output['chunks_done']:,} of them done" if output["chunks_done"] else ""
     why = f"; {output['chunk_size_reason']}" if output["chunk_size_reason"] else ""
     yield f"  chunks   {output['chunks']:,} of {output['chunk_size']:,} texts{done}{why}"

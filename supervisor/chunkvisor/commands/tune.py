@@ -50,13 +50,14 @@ def tune(
 ) -> dict[str, Any]:
     """Try settings, and return what `tune --json` prints. Takes some minutes.
 
-    Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run would end with if
-    a source is wrong or no worker succeeds; OSError.
+    Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run
+    would end with if a source is wrong or no worker succeeds; OSError.
     """
     config, name = loaded.config, loaded.config.model.name
     if config.model.is_plugin:
         raise config_error(
-            "tune compares settings of a sentence-transformers model; this config has a plug-in encoder",
+            "tune compares settings of a sentence-transformers model; this config has a plug-in "
+            "encoder",
             "Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.",
         )
     layout = Layout(config.workdir)
@@ -64,7 +65,8 @@ def tune(
     if source is None:
         raise config_error(
             f"the model {name} is not on this machine yet",
-            f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL",
+            f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set "
+            f"model.name=MODEL",
         )
     model = source.spec(config.model)
     if any(read_facts(layout.output(output)) for output in config.outputs):
@@ -80,9 +82,8 @@ def tune(
         total = sum(table.distinct for table in tables)
 
         def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
-            say(
-                f"trying {', '.join(f'{key} {value}' for key, value in settings.items() if value is not None)}"
-            )
+            chosen = [f"{key} {value}" for key, value in settings.items() if value is not None]
+            say(f"trying {', '.join(chosen)}")
             return _measure(loaded, model, settings, texts, Path(scratch))
 
         attention = config.model.kwargs.get(_ATTENTION)
@@ -172,7 +173,9 @@ def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _measure(
     loaded: LoadedConfig, model: ModelSpec, settings: Settings, texts: Sequence[str], scratch: Path
 ) -> tuple[Trial, float]:
-    """Encode every Nth text in each of N workers on one device; return their sum, or a failure, and texts a second.
+    """Encode every Nth text in each of N workers on one device.
+
+    Return their sum, or a failure, and texts a second.
 
     The time is without the start of the workers.
     """
@@ -221,7 +224,7 @@ def _texts(table: StagedTable, count: int) -> list[str]:
 
 
 def draw(tuned: dict[str, Any]) -> list[str]:
-    """Return lines: a row for each candidate, the recommended one marked, and below them what to do."""
+    """Return the table of candidates, the recommended one marked, and what to do."""
     row = "{:<2}{:<10}{:<19}{:>7}{:>9}{:>10}{:>9}{:>9}{:>11}{:>8}".format
     heads = "dtype,attention,tokens,workers,texts/s,cosine,least,all of it,cost"
     lines = [row("", *heads.split(","))]
@@ -240,12 +243,14 @@ def draw(tuned: dict[str, Any]) -> list[str]:
         lines.append(row("*" if each["recommended"] else "", *cells, *figures))
     lines += [
         "",
-        f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the first row.",
+        f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the "
+        f"first row.",
     ]
     if any(each["recommended"] for each in tuned["candidates"]):
         changes = ", ".join(f"{key}: {value}" for key, value in tuned["changes"].items())
         lines += [
-            "* is recommended: the fastest near enough; of two within 5 %, the one that was tried first.",
+            "* is recommended: the fastest near enough; of two within 5 %, the one that was tried "
+            "first.",
             f"To set in the config: {changes}"
             if changes
             else "The config has these settings already.",

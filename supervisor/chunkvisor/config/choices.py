@@ -11,7 +11,8 @@ Dtype = StrEnum("Dtype", ["AUTO", "FLOAT32", "FLOAT16", "BFLOAT16"])
 """Of the model's weights on the device; AUTO is the checkpoint's own."""
 EngineKind = StrEnum("EngineKind", ["LOCAL", "RAY"])
 Start = StrEnum("Start", ["FRESH", "WARM", "AUTO"])
-"""How a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
+"""How a worker starts: in a new interpreter, or forked from a template process that has loaded the
+model."""
 OnBadRow = StrEnum("OnBadRow", ["QUARANTINE", "FAIL"])
 FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
 FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16"])
@@ -19,7 +20,8 @@ FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16"])
 
 # "token" alone: encode.batch_tokens is not a secret.
 _SECRETS = re.compile(
-    r"(?<![a-z0-9])(apikey|auth|cookie|credentials?|key|passwd|password|pat|pwd|secret|token)(?![a-z0-9])"
+    r"(?<![a-z0-9])(apikey|auth|cookie|credentials?|key|passwd|password|pat|pwd|secret|token)"
+    r"(?![a-z0-9])"
 )
 
 
@@ -29,9 +31,12 @@ def is_secret(name: str) -> bool:
 
 
 def digested(value: Any, name: str = "") -> Any:
-    """Copy plain values with a digest in place of each secret; `name` is the key that the value stands under.
+    """Copy plain values with a digest in place of each secret.
 
-    Equal secrets have equal digests, so that a change is seen: a name such as `num_key_value_heads` is not a secret.
+    `name` is the key that the value stands under.
+
+    Equal secrets have equal digests, so that a change is seen: a name such as `num_key_value_heads`
+    is not a secret.
     """
     if isinstance(value, Mapping):
         return {key: digested(item, str(key)) for key, item in value.items()}

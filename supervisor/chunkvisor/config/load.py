@@ -1,6 +1,9 @@
-"""A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
+"""Reads a config file and its --set overrides into a validated Config.
 
-The YAML is read as plain values that remember their lines; `with_values` sets single keys in such a text.
+Or into one message with everything that is wrong.
+
+The YAML is read as plain values that remember their lines; `with_values` sets single keys in such a
+text.
 """
 
 import copy
@@ -43,7 +46,10 @@ _WORDS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.1 less what surprises in a config: dates stay text, and so do 010 (8 in YAML) and 1:30 (90)."""
+    """Reads YAML 1.1 less what surprises in a config.
+
+    Dates stay text, and so do 010 (8 in YAML) and 1:30 (90).
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
         first: [
@@ -61,19 +67,22 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver(
     f"{_TAG}float",  # 1e-5 too, which YAML 1.1 takes for text
     re.compile(
-        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"
+        r"|[-+]?\.inf$|\.nan$"
     ),
     list("-+0123456789."),
 )
 
 
 def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
-    """Read a YAML text: its value, and the place of each key and list item, such as NAME:3. Raises Halt (78)."""
+    """Read a YAML text: its value, and the place of each key and list item, such as NAME:3.
+
+    Raises Halt (78).
+    """
     places: dict[Key, str] = {(): name}
     try:
-        loader = _Loader(
-            io.StringIO(text)
-        )  # of a stream, so that errors do not quote a line: it may hold a secret
+        # of a stream, so that errors do not quote a line: it may hold a secret
+        loader = _Loader(io.StringIO(text))
         node = loader.get_single_node()
         if node is None:
             return None, places
@@ -109,9 +118,12 @@ def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
 
 
 def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
-    """Set these keys of sections, such as model.dtype, in the text; None if its form does not allow it.
+    """Set these keys of sections, such as model.dtype, in the text.
 
-    Comments, order and quotes stay. The result is parsed again: it says what the text said, but for these keys.
+    None if its form does not allow it.
+
+    Comments, order and quotes stay. The result is parsed again: it says what the text said, but for
+    these keys.
     """
     wanted, _ = parse(text, "the config")
     for dotted, value in values.items():
@@ -165,7 +177,10 @@ class LoadedConfig:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
+    """Read and validate the file.
+
+    Raises Halt (exit 78) that lists all problems, each with its line or --set.
+    """
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
             raise ValueError(f"it is larger than {_SIZE_LIMIT_BYTES:,} bytes, and a config is not")
@@ -205,7 +220,10 @@ def from_values(
     overrides: Sequence[str] = (),
     places: Mapping[Key, str] | None = None,
 ) -> Config:
-    """Make a Config of plain values and overrides. Raises Halt as `load` does, with the places of keys as given."""
+    """Make a Config of plain values and overrides.
+
+    Raises Halt as `load` does, with the places of keys as given.
+    """
     changed = copy.deepcopy(dict(values))
     found = dict(places or {})
     for text in overrides:
@@ -217,7 +235,7 @@ def from_values(
 
 
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sort values such as `dtype` and `normalize` into the sections `model` and `encode`, which have such keys."""
+    """Sort values such as `dtype` into the sections `model` and `encode` that have the keys."""
     kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
     found = {
         name: {key: given[key] for key in kind.model_fields if key in given}
@@ -240,9 +258,8 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def without_secret(text: str) -> str:
     """Hide the value of a KEY=VALUE that may be a secret."""
     dotted, equals, value = text.partition("=")
-    in_mapping = value.lstrip().startswith("{") and is_secret(
-        value
-    )  # such as model.kwargs={token: SECRET}
+    # such as model.kwargs={token: SECRET}
+    in_mapping = value.lstrip().startswith("{") and is_secret(value)
     secret = (
         dotted.partition(".")[0] in _SECRET_KEYS
         or is_secret(dotted.rpartition(".")[2])
@@ -326,7 +343,10 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
 
 
 def _depth(values: Any, key: Key) -> int:
-    """Count the parts of a key that lead through the values: pydantic adds a mark for each kind that it has tried."""
+    """Count the parts of a key that lead through the values.
+
+    Pydantic adds a mark for each kind that it has tried.
+    """
     for depth, part in enumerate(key):
         is_there = (
             part in values

@@ -1,7 +1,7 @@
 """The configuration of a run as a validated, frozen model, and what workers get of it.
 
-The docstring of a key is its description in docs/reference/config.md. A wrong value raises pydantic's own error, or a
-ValueError with a sentence; `load` makes messages of them.
+The docstring of a key is its description in docs/reference/config.md. A wrong value raises
+pydantic's own error, or a ValueError with a sentence; `load` makes messages of them.
 """
 
 import glob
@@ -36,7 +36,8 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
 
-_MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
+# far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
+_MOST = 1_000_000_000
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 _SECRET_ARGUMENT = re.compile(
@@ -78,7 +79,10 @@ _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) e
 
 
 def _joined(text: str, info: ValidationInfo) -> str:
-    """Make the path absolute, relative to the folder in the validation context (else to the current one)."""
+    """Make the path absolute.
+
+    It is relative to the folder in the validation context, else to the current one.
+    """
     folder = str(Path((info.context or {}).get("folder", "")).absolute())
     own = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises if there is no home
     if own.startswith(".."):  # a/../b is not b if a is a symbolic link
@@ -95,7 +99,8 @@ def _path(text: str) -> str:
         )
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
         raise ValueError(
-            f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder"
+            f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home "
+            f"folder"
         )
     return text
 
@@ -106,7 +111,8 @@ def _source(text: str, info: ValidationInfo) -> str:
         return _joined(text, info)
     if "@" in address[2] or _SECRET_ARGUMENT.search(text):
         raise ValueError(
-            "this address has a password, a key or a token in it, which would stand in manifests; set it in the "
+            "this address has a password, a key or a token in it, which would stand in manifests; "
+            "set it in the "
             "environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
         )
     return text
@@ -118,7 +124,8 @@ _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
-# The batch log of a chunk, and the list of its bad texts, are within what is read (READ_LIMIT_BYTES).
+# The batch log of a chunk, and the list of its bad texts, are within what is read
+# (READ_LIMIT_BYTES).
 ChunkSize = Annotated[int, Field(ge=1, le=100_000), _NO_BOOL] | Literal["auto"]
 Seconds = Annotated[
     float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)
@@ -189,7 +196,10 @@ Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], _NOT_E
 
 
 def seconds_of(value: object) -> float:
-    """Read a time that is not in a config: an option or an argument. Raises ValueError, with words."""
+    """Read a time that is not in a config: an option or an argument.
+
+    Raises ValueError, with words.
+    """
     try:
         return TypeAdapter(Seconds).validate_python(value)
     except ValidationError:
@@ -202,12 +212,13 @@ AUTO_ROWS = 32
 """Rows of a batch without a token budget, as in sentence-transformers."""
 
 AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
-"""Padded tokens of a batch for `encode.batch_tokens: auto`. More of them fall out of a CPU's caches; on a GPU this is
-64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches earlier."""
+"""Padded tokens of a batch for `encode.batch_tokens: auto`. More of them fall out of a CPU's
+caches; on a GPU this is 64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most
+batches earlier."""
 
 PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
-"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured, on a GPU the ten
-milliseconds or so in which it waits for the kernels of a deep model."""
+"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured, on a
+GPU the ten milliseconds or so in which it waits for the kernels of a deep model."""
 
 _OF_MODEL = {
     "dtype",
@@ -219,7 +230,8 @@ _OF_MODEL = {
     "token",
     "use_auth_token",
 }
-"""Arguments of a model's constructor that keys of the config decide, or HF_TOKEN in the environment."""
+"""Arguments of a model's constructor that keys of the config decide, or HF_TOKEN in the
+environment."""
 
 _OF_ENCODE = {
     *(
@@ -233,7 +245,8 @@ _OF_ENCODE = {
     ),
     *("precision", "prompt", "prompt_name", "sentences", "show_progress_bar", "truncate_dim"),
 }
-"""Arguments of sentence-transformers' own encode that keys of the config decide, or that a run decides."""
+"""Arguments of sentence-transformers' own encode that keys of the config decide, or that a run
+decides."""
 
 _NONE_OF = "should have none of: {}; use the config's key for it, and HF_TOKEN for a token"
 
@@ -273,7 +286,8 @@ class ModelConfig(Section):
     pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
     """mean, cls, lasttoken or max: only for a model without modules.json."""
     trust_remote_code: StrictBool | None = None
-    """true = run Python code that comes with the model; false = use the class of transformers; null = undecided."""
+    """true = run Python code that comes with the model; false = use the class of transformers; null
+    = undecided."""
     kwargs: PlainValues = Field(default={})
     """More arguments for the constructor, such as attn_implementation."""
     expect: FilePath | None = None
@@ -314,8 +328,8 @@ class EncodeConfig(Section):
     batch_size: PositiveOrAuto = "auto"
     """Most texts in a batch; auto = batch_tokens decides (32 for a plug-in encoder)."""
     batch_tokens: PositiveOrAuto | None = "auto"
-    """Most padded tokens in a batch; auto = 2,048 on a CPU, on a GPU up to 32,768 within the free memory; null = no
-    limit (then batch_size auto is 32)."""
+    """Most padded tokens in a batch; auto = 2,048 on a CPU, on a GPU up to 32,768 within the free
+    memory; null = no limit (then batch_size auto is 32)."""
     normalize: StrictBool = False
     """Scale every vector to length 1."""
     prompt: StrictStr | None = None
@@ -352,8 +366,8 @@ class WorkersConfig(Section):
     """`workers`: how worker processes are started."""
 
     start: Start = Start.AUTO
-    """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
-    if that works. A retry is always fresh."""
+    """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the
+    model; auto = warm if that works. A retry is always fresh."""
     standby: Annotated[int, Field(ge=0, le=8), _NO_BOOL] = 1
     """Workers prepared ahead for each device; each fresh one holds the weights in host memory."""
     per_device: Annotated[int, Field(ge=1, le=16), _NO_BOOL] = 1
@@ -440,7 +454,10 @@ class OutputConfig(Section):
     @property
     def template_note(self) -> str:
         """Say what is probably not meant in the template; empty if all seems to be."""
-        right = r"""write it in double quotes in a config, "{title}\n{body}", and in a shell as $'{title}\n{body}'"""
+        right = (
+            r'write it in double quotes in a config, "{title}\n{body}", '
+            r"and in a shell as $'{title}\n{body}'"
+        )
         found = re.search(r"\\[nt]", self.template or "")
         return rf"the template has {found[0]} as two characters; {right}" if found else ""
 
@@ -472,11 +489,12 @@ class Config(Section):
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
     reuse: StrictBool = True
-    """Take the vector of a text that this workdir has encoded before, with the same model and settings."""
+    """Take the vector of a text that this workdir has encoded before, with the same model and
+    settings."""
     reuse_from: Folders = ()
     """Other workdirs whose finished outputs are searched too. They are only read."""
     device: Devices = ("cuda",)
-    """cuda = every visible GPU; cuda:N, a list of these, or cpu. A run never switches to the CPU."""
+    """cuda = every visible GPU; cuda:N, a list, or cpu. A run never switches to the CPU."""
     workers: WorkersConfig = WorkersConfig()
     """How worker processes are started."""
     engine: EngineConfig = EngineConfig()
@@ -490,7 +508,8 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
     notify: Addresses = ()
-    """Addresses that get a notice of the end and of the first bad row. They are never repeated anywhere."""
+    """Addresses that get a notice of the end and of the first bad row. They are never repeated
+    anywhere."""
     outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, _NOT_EMPTY]
     """The final files, one entry each."""
     combine: Annotated[dict[OutputName, OutputNames], _OR_NULL] = Field(default={})
@@ -500,7 +519,8 @@ class Config(Section):
     def _possible_combinations(self) -> Self:
         if self.model.expect is not None and self.engine.kind is EngineKind.RAY:
             raise ValueError(
-                "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, and check it by "
+                "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, "
+                "and check it by "
                 "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
             )
         for name in self.outputs.keys() & self.combine.keys():
@@ -513,20 +533,26 @@ class Config(Section):
             for key in ("dtype", "where"):
                 if len({getattr(self.outputs[member], key) for member in members}) > 1:
                     raise ValueError(
-                        f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same"
+                        f"combine.{name}: {' and '.join(members)} differ in {key}, which must be "
+                        f"the same"
                     )
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
             if given or isinstance(encode.batch_tokens, int):
                 raise ValueError(
-                    f"output {name}: encode.{(*given, 'batch_tokens')[0]} is for a model of sentence-transformers; a "
-                    "plug-in encoder takes encode.prompt, encode.batch_size and model.kwargs instead"
+                    f"output {name}: encode.{(*given, 'batch_tokens')[0]} is for a model of "
+                    f"sentence-transformers; a "
+                    "plug-in encoder takes encode.prompt, encode.batch_size and model.kwargs "
+                    "instead"
                 )
         return self
 
     def effective_encode(self, output: str) -> EncodeConfig:
-        """Apply the output's overrides to `encode`; its own prompt replaces a general prompt_name, and vice versa."""
+        """Apply the output's overrides to `encode`.
+
+        Its own prompt replaces a general prompt_name, and vice versa.
+        """
         override = self.outputs[output].encode
         update = {name: getattr(override, name) for name in override.model_fields_set}
         for one, other in (("prompt_name", "prompt"), ("prompt", "prompt_name")):
@@ -545,7 +571,10 @@ def encode_spec(encode: EncodeConfig) -> EncodeSpec:
 
 
 def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
-    """Resolve `auto` for the device; a plug-in batches by rows alone, since its tokens cannot be counted."""
+    """Resolve `auto` for the device.
+
+    A plug-in batches by rows alone, since its tokens cannot be counted.
+    """
     rows = None if encode.batch_size == "auto" else int(encode.batch_size)
     if plugin or encode.batch_tokens is None:
         return Limits(rows or AUTO_ROWS)

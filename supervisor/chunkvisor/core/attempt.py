@@ -61,7 +61,10 @@ class RunningAttempt:
         return self._ready_s is not None and self.go_s is None and self.ended_by is EndedBy.ITSELF
 
     def heard(self, now_s: float) -> bool | None:
-        """Say whether it has given its device back, or (False) waits for it; None = it neither does nor did."""
+        """Say whether it has given its device back, or (False) waits for it.
+
+        None = it neither does nor did.
+        """
         # At the gate there is no beat to come.
         if self.worker.has_called() or not (self._at_gate or now_s - self._looked_s < _LOOK_S):
             self._look(now_s)
@@ -90,13 +93,17 @@ class RunningAttempt:
         """Let it use the device, with the batch limits of the moment."""
         self.go_s = now_s
         self.limits = limits
-        # Idle time is the device's, between one worker and the next: the figure that warm workers are there for.
+        # Idle time is the device's, between one worker and the next: the figure that warm workers
+        # are there for.
         self._idle_s = self.go_s - (self.handle.freed_s or self.go_s)
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
         self.worker.go(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
-        """End it if it has made no progress for too long; take the next step of an end that has begun."""
+        """End it if it has made no progress for too long.
+
+        Take the next step of an end that has begun.
+        """
         if (
             self.ended_by is EndedBy.ITSELF
             and not self._at_gate
@@ -121,7 +128,8 @@ class RunningAttempt:
         if self._signals and now_s >= self._next_signal_s:
             number = self._signals.pop(0)
             if number is signal.SIGABRT:
-                # The stack in the log begins with "Fatal Python error: Aborted", as if the worker had crashed.
+                # The stack in the log begins with "Fatal Python error: Aborted", as if the worker
+                # had crashed.
                 self.attempt.say(
                     f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack."
                 )
@@ -137,12 +145,16 @@ class RunningAttempt:
         )
 
     def figures(self, now_s: float) -> dict[str, Any]:
-        """Say what the worker, which has ended, did with its time, for the journal; seconds and counts."""
+        """Say what the worker, which has ended, did with its time, for the journal.
+
+        Seconds and counts.
+        """
         self._free(now_s)
         self._look(now_s)
         beat = self.pulse.beat
         busy_s = (self.freed_s or 0.0) - (self.go_s or 0.0)
-        # The device computes from the first batch on: until then a context is made, and weights are copied.
+        # The device computes from the first batch on: until then a context is made, and weights are
+        # copied.
         opening_s = beat.opening_s if beat and self.go_s is not None else 0.0
         return {
             "device": self.handle.number,

@@ -1,7 +1,10 @@
-"""What the scheduler and the loop say to each other: texts to encode, what became of an attempt, and instructions.
+"""What the scheduler and the loop say to each other.
 
-All are values: they are compared, printed and matched. The scheduler returns instructions, in order; the loop executes
-them, and what follows from one (vectors that are stored, a worker that cannot be started) it reports back.
+Texts to encode, what became of an attempt, and instructions.
+
+All are values: they are compared, printed and matched. The scheduler returns instructions, in
+order; the loop executes them, and what follows from one (vectors that are stored, a worker that
+cannot be started) it reports back.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,17 +27,15 @@ class Task:
     chunk: int
     texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
     due_s: float = 0.0  # when they may be started
-    charged_failures: tuple[
-        Outcome, ...
-    ] = ()  # how they failed so far, as far as that counts against them
+    charged_failures: tuple[Outcome, ...] = ()
+    """How they failed so far, as far as that counts against them."""
     avoid_device: int | None = None  # the device on which they failed last: others are asked first
-    needs_canary: bool = (
-        False  # they may be what made an attempt fail: the next one begins with a canary
-    )
-    bisecting: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
-    singly: bool = (
-        False  # each text is a batch by itself, so that the next end tells which one it is
-    )
+    needs_canary: bool = False
+    """They may be what made an attempt fail: the next one begins with a canary."""
+    bisecting: bool = False
+    """The chunk is searched for texts that fail: they are taken apart at the first failure."""
+    singly: bool = False
+    """Each text is a batch by itself, so that the next end tells which one it is."""
     cold_start: bool = False  # it does not start from a template: something has failed before
 
     def subset(self, texts: Collection[int], **changes: Any) -> "Task":
@@ -49,15 +50,12 @@ class AttemptEnded:
     worker: int
     verdict: Verdict | None  # None = its template would not begin it: that was no attempt
     others: OtherProcesses = OtherProcesses.UNKNOWN
-    began_s: float | None = (
-        None  # when it was started; None = a failure before the first batch proves nothing
-    )
-    done: frozenset[int] = (
-        frozenset()
-    )  # texts whose vectors it has left, verified, though it failed
-    in_flight: frozenset[int] = (
-        frozenset()
-    )  # texts of the batches that had begun and were not finished
+    began_s: float | None = None
+    """When it was started; None = a failure before the first batch proves nothing."""
+    done: frozenset[int] = frozenset()
+    """Texts whose vectors it has left, verified, though it failed."""
+    in_flight: frozenset[int] = frozenset()
+    """Texts of the batches that had begun and were not finished."""
     any_text_succeeded: bool = False  # any text, a canary too, got its vector in it
 
 
@@ -161,7 +159,10 @@ class EndRun:
 
 @frozen
 class LowerLimits:
-    """Batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
+    """Batches on devices of this kind are no larger from now on.
+
+    `lasting`: in later runs as well.
+    """
 
     kind: str
     limit: policy.BatchLimit
@@ -173,7 +174,10 @@ class LowerLimits:
 
 @frozen
 class TellFailure:
-    """An attempt has failed, and this follows; no step: nothing has to, as all its texts are done."""
+    """An attempt has failed, and this follows.
+
+    No step: nothing has to, as all its texts are done.
+    """
 
     worker: int
     task: Task
@@ -202,6 +206,6 @@ class TellWait:
 
 
 Instruction = (
-    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | PlanOutput | LookAtDevice
-    | DropDevice | EndRun | LowerLimits | TellFailure | TellSplit | TellWait
+    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | PlanOutput
+    | LookAtDevice | DropDevice | EndRun | LowerLimits | TellFailure | TellSplit | TellWait
 )  # fmt: skip

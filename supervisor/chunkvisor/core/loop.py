@@ -1,7 +1,7 @@
-"""The loop: reports to the scheduler what happens, executes its instructions, and tells people and the journal.
+"""The loop: reports what happens, executes instructions, and tells people.
 
-It decides nothing. What happens is gathered once a turn; calls of workers are also answered before anything that takes
-milliseconds, so that no device waits until another attempt's texts are written.
+It decides nothing. What happens is gathered once a turn; calls of workers are also answered before
+anything that takes milliseconds, so that no device waits until another attempt's texts are written.
 """
 
 import contextlib
@@ -97,17 +97,16 @@ class Loop:
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._running: dict[int, RunningAttempt] = {}  # running workers, by number
         self._ended: dict[int, RunningAttempt] = {}  # those that have ended in this turn
-        self._news: list[
-            tuple[DeviceHandle, HealthReport | None, bool]
-        ] = []  # of devices, since the last turn
-        self._drains: tuple[str, float | None] | None = (
-            None  # (why, until when) the run ends, as reported last
-        )
+        # of devices, since the last turn
+        self._news: list[tuple[DeviceHandle, HealthReport | None, bool]] = []
+        # (why, until when) the run ends, as reported last
+        self._drains: tuple[str, float | None] | None = None
 
     def run(self) -> list[messages.GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
 
-        Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
+        Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left
+        behind.
         """
         try:
             self._store.adopt()
@@ -166,7 +165,10 @@ class Loop:
             self._drains = drains
             how = "finishing the chunks in progress"
             if signals.until_s is not None:
-                how = f"saving within {human_time(max(0.0, signals.until_s - self._clock()))} what they have done"
+                how = (
+                    f"saving within {human_time(max(0.0, signals.until_s - self._clock()))} what "
+                    f"they have done"
+                )
             self._emit(event.Draining(signals.why, how))
             self._execute(self._scheduler.stop(signals.until_s))
         if signals.stopping:
@@ -207,7 +209,8 @@ class Loop:
         if slot.stuck(now_s):
             raise Halt(
                 ExitCode.MACHINE,
-                f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be killed",
+                f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be "
+                f"killed",
                 "Reboot the machine, then run the same command again.",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
                 log=slot.attempt.files.log,
@@ -232,7 +235,8 @@ class Loop:
         elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:
-            # After any other end the verdict comes before the next `go`: it may have something to teach.
+            # After any other end the verdict comes before the next `go`: it may have something to
+            # teach.
             self._execute(self._scheduler.worker_called(slot.number, freed=True))
         self._answer_calls()  # all of its vectors are read now
         others = (
@@ -247,7 +251,10 @@ class Loop:
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
-        """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
+        """End the workers that are left after a halt: politely, then by force.
+
+        Gives up on one in the kernel.
+        """
         slots = self._running
         while slots and not all(slot.stuck(self._clock()) for slot in slots.values()):
             now_s = self._clock()
@@ -371,7 +378,8 @@ class Loop:
         if slot is not None:
             slot.attempt.note(verdict)
         self._reports.failure(told, slot)
-        # Who held the memory all through the wait stays: the next batch does not wait for them again.
+        # Who held the memory all through the wait stays: the next batch does not wait for them
+        # again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures is not None and slot is not None:
             slot.handle.get_used_to(verdict.figures.others_bytes)
@@ -384,7 +392,10 @@ def _judged(
     siblings: frozenset[int],
     emit: event.Emit,
 ) -> AttemptEnded:
-    """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
+    """Say what became of the attempt, and what it has left.
+
+    `siblings` are our other workers on its device, by pid.
+    """
     attempt, spec = slot.attempt, slot.attempt.spec
     oom_kills = slot.worker.oom_kills()
     end = Evidence(

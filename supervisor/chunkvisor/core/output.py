@@ -36,18 +36,17 @@ class OutputRun:
     table: StagedTable  # only the texts that are to be encoded, numbered as in the ledger
     job: Spec  # what the specs of all its attempts have in common
     limits: Limits  # batch limits of the config, before any lesson
-    # Joins and publishes; gets a function to call now and then, returns the details of the closing event.
+    # Joins and publishes; gets a function to call now and then, returns the details of the closing
+    # event.
     finish: Callable[[Callable[[], None]], dict[str, Any]]
     form: Form  # of its final file
     model: ModelSource  # from which its workers load; a folder must not change meanwhile
     rows: int = 0
     taken: int = 0  # texts whose vectors are taken over from elsewhere
-    without_blanks: str = (
-        ""  # the condition for `where` that leaves blank texts out, if there is one
-    )
-    waits_for: frozenset[int] = (
-        frozenset()
-    )  # numbers of earlier outputs that encode texts of it; until then its plan is a guess
+    without_blanks: str = ""
+    """The condition for `where` that leaves blank texts out, if there is one."""
+    waits_for: frozenset[int] = frozenset()
+    """Numbers of earlier outputs that encode texts of it; until then its plan is a guess."""
     # Plans it then, in a thread; gets a function to call now and then, returns what is to be told.
     prepare: "Callable[[Callable[[], None]], tuple[OutputRun, list[Event]]] | None" = None
     joined: bool = False
@@ -96,10 +95,11 @@ class OutputRun:
         return self.ledger.plan.bounds(chunk)
 
     def next_pending(self, start: int) -> int | None:
-        """Find the first chunk from `start` on of which a text has neither a vector nor a verdict."""
+        """Find the first chunk from `start` on that has a text without vector or verdict."""
         if self.waits_for:
             return None
-        # A chunk all of whose texts are known is only waiting to be put together, which the joins do.
+        # A chunk all of whose texts are known is only waiting to be put together, which the joins
+        # do.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
@@ -115,7 +115,10 @@ class OutputRun:
         return self._canary
 
     def find_known_good(self) -> None:
-        """Choose a text that has its vector, short and not blank if there is one. Raises Halt if texts are damaged."""
+        """Choose a text that has its vector, short and not blank if there is one.
+
+        Raises Halt if texts are damaged.
+        """
         if self._canary is not None:
             return
         good = self.ledger.known_good()[:_LOOKED_AT]
@@ -127,10 +130,12 @@ class OutputRun:
             self._canary = self.ledger.plan.distinct
 
     def _taken_over(self) -> list[str]:
-        """Read a text whose vector is taken over from elsewhere, if there is one: it is good while no other is known.
+        """Read a text whose vector is taken over from elsewhere, if there is one.
 
-        A retry may encode nothing but bad texts. It has no number among the texts that are encoded: it counts as the
-        one after the last.
+        It is good while no other is known.
+
+        A retry may encode nothing but bad texts. It has no number among the texts that are encoded:
+        it counts as the one after the last.
         """
         if self._taken is None:
             reuse = self.table.reuse
@@ -138,7 +143,10 @@ class OutputRun:
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
-        """Read these texts, which are in order, one after the other. Raises Halt if they are damaged."""
+        """Read these texts, which are in order, one after the other.
+
+        Raises Halt if they are damaged.
+        """
         if texts[0] == self.ledger.plan.distinct:
             yield from self._taken_over()
             return
@@ -210,7 +218,10 @@ class OutputRun:
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
-        """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
+        """Make the folder of the chunk's next attempt; no other folder has its number.
+
+        Raises OSError.
+        """
         layout = self.ledger.layout
         folder = layout.attempts_of(chunk)
         make_folder(folder, durable=False)
@@ -221,7 +232,10 @@ class OutputRun:
         return number, files
 
     def left_behind(self) -> Iterator[AttemptFolder]:
-        """Give the attempts that an earlier run has left unjudged; those of another job are removed. Raises OSError."""
+        """Give the attempts that an earlier run has left unjudged.
+
+        Those of another job are removed. Raises OSError.
+        """
         for folder in sorted(self.ledger.layout.attempts.glob("*/*")):
             files = AttemptFiles(folder)
             if not folder.parent.name.isdecimal() or files.verdict.exists():
@@ -236,12 +250,15 @@ class OutputRun:
         wanted = self.ledger.fingerprint, self.name, chunk
         if (spec.fingerprint, spec.output, spec.chunk) != wanted:
             return False
-        # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
+        # If the model's folder was touched since the attempt began, what its worker has loaded is
+        # not known.
         began_ns = files.spec.stat().st_mtime_ns
         return chunk < self.ledger.plan.count and self.model.settled_since(began_ns)
 
     def _shortest(self, rank: int, task: Task) -> int:
-        """Find the position of the shortest text, or one of the next; the longest, if there are fewer.
+        """Find the position of the shortest text, or one of the next.
+
+        The longest, if there are fewer.
 
         Blank ones count as long: they may have no vector.
         """
@@ -267,7 +284,7 @@ class OutputRun:
         return next(reversed(self.ledger.bad_texts()), None)
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
-        """Give a function that says of the i-th text of an attempt whether it has nothing but white space."""
+        """Give a function that says whether the i-th text of an attempt is blank."""
         return lambda index: (
             not self.table.texts(spec.start + index, spec.start + index + 1)[0].strip()
         )

@@ -1,8 +1,9 @@
 """From the verdict on an attempt, and what is remembered of those before, to the next step. Pure.
 
-Whose fault is it? An attempt in doubt begins with a canary: a batch of one text that is known to be good, or, while
-none is, the shortest of its own. If any text got its vector before the end, the attempt is *proven*: device and model
-could do it, so it is the texts that follow. If not even the canary did, it is the device or the model.
+Whose fault is it? An attempt in doubt begins with a canary: a batch of one text that is known to be
+good, or, while none is, the shortest of its own. If any text got its vector before the end, the
+attempt is *proven*: device and model could do it, so it is the texts that follow. If not even the
+canary did, it is the device or the model.
 """
 
 import math
@@ -20,16 +21,16 @@ from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, LOAD
 
 LOOKS = 2  # a fault that a text can cause is taken for its doing when it comes back
-MEMORY_PAUSE = 64  # so many times longer is the pause before a text alone is tried again that lacked host memory
+# so many times longer is the pause before a text alone is tried again that lacked host memory
+MEMORY_PAUSE = 64
 
 MOST_CANARIES = 2  # canaries that fail in a row at a place, known good ones
 MOST_OWN_CANARIES = 3  # the same, while no text is known to be good
 MOST_GIVEN_UP = 3  # chunks given up in a row
 MOST_WITHOUT_PROGRESS = 20  # attempts in a row that repeat what failed
 MOST_LOST = 10  # machines lost under one task
-MOST_OOM_SINGLETONS = (
-    3  # shortest texts of a chunk that lack the GPU's memory, each alone in its batch
-)
+# shortest texts of a chunk that lack the GPU's memory, each alone in its batch
+MOST_OOM_SINGLETONS = 3
 
 
 # What, before the first batch, is a start that failed: no text can be the cause.
@@ -55,7 +56,8 @@ class OwnText:
 
 
 Canary = KnownText | OwnText
-"""The text that is encoded first, in a batch by itself, where it is in doubt whether device and model work."""
+"""The text that is encoded first, in a batch by itself, where it is in doubt whether device and
+model work."""
 
 
 class Repeated(Enum):
@@ -82,9 +84,8 @@ class Retry:
     delay_s: float = 0.0
     charge: bool = True  # it counts against the work
     counts: Repeated | None = None  # what is counted, against the place or the chunk
-    limit: BatchLimit | None = (
-        None  # what batches on devices of this kind are to hold from now on, at most
-    )
+    limit: BatchLimit | None = None
+    """What batches on devices of this kind are to hold from now on, at most."""
 
 
 @frozen
@@ -97,7 +98,10 @@ class Wait:
 class How(Enum):
     """Into which pieces, in words."""
 
-    BAD = "keeping the others, and trying the bad ones once more in one worker, each alone in its batch"
+    BAD = (
+        "keeping the others, and trying the bad ones once more in one worker, each alone in its "
+        "batch"
+    )
     SUSPECTS = "trying the texts of that batch one by one"
     HALVES = "trying it in two halves"
 
@@ -121,7 +125,10 @@ class GiveUp:
 
 @frozen
 class Stop:
-    """Do without the device, or (not `local`: every further worker would fail, wherever it is) end the run."""
+    """Do without the device, or (not `local`.
+
+    Every further worker would fail, wherever it is) end the run.
+    """
 
     code: ExitCode
     local: bool = False
@@ -135,9 +142,9 @@ Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
 class History:
     """What came before the verdict.
 
-    An attempt at a chunk of 1,000 texts was killed in its second batch of 32, as another at them was before, and a
-    canary had its vector in it: `History(texts=968, charged_failures=1, canary=KnownText(7), any_text_succeeded=True,
-    output_has_vectors=True, in_flight=32)`.
+    An attempt at a chunk of 1,000 texts was killed in its second batch of 32, as another at them
+    was before, and a canary had its vector in it: `History(texts=968, charged_failures=1,
+    canary=KnownText(7), any_text_succeeded=True, output_has_vectors=True, in_flight=32)`.
     """
 
     texts: int = 2
@@ -147,13 +154,15 @@ class History:
     canary: Canary | None = None
     """The text that the attempt began with."""
     shortest_first: bool = False
-    """The canary is one of its own texts though a good one was known: do its shortest texts lack memory?"""
+    """The canary is one of its own texts though a good one was known: do its shortest texts lack
+    memory?"""
     any_text_succeeded: bool = False
     """Any text, a canary too, got its vector in the attempt."""
     output_has_vectors: bool = False
     """Any text of the output ever did."""
     succeeded_before: bool = False
-    """This run has stored vectors of the output; of a failed start: a worker has encoded on the device or machine."""
+    """This run has stored vectors of the output; of a failed start: a worker has encoded on the
+    device or machine."""
     bisecting: bool = False
     """The chunk is searched for texts that fail."""
     in_flight: int = 0
@@ -176,7 +185,8 @@ class History:
     without_progress: int = 0
     """Attempts that repeated what failed."""
     oom_singletons: int = 0
-    """Shortest texts of the chunk that lacked the GPU's memory alone, while no other text of it had enough."""
+    """Shortest texts of the chunk that lacked the GPU's memory alone, while no other text of it had
+    enough."""
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -184,11 +194,11 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
 
     `test_policy` has a case for each line, under the name on the left:
 
-        first start                         Retry       no text can be the cause, before the first batch
+        first start                         Retry       no text can be the cause
         third start                         Stop        the device, or the model, is at fault
         set up wrongly                      Stop        and no worker has worked here before
         a batch is halved                   Retry       out of memory: for all devices of the kind
-        others came                         Wait        other processes hold the memory that is missing
+        others came                         Wait        other processes hold the memory
         others stay                         Retry       after the wait: with half the batch
         the model is larger than the GPU    Stop
         unproven, no canary                 Retry       the next attempt begins with a canary
@@ -199,11 +209,11 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         proven, second look                 Split       a text: halves are tried
         proven, batch known                 Split       a text of the batch that was in progress
         alone, second look                  Quarantine  it fails alone, where another did not
-        some vectors bad                    Split       the bad ones once more, each alone in its batch
+        some vectors bad                    Split       the bad ones once more, each alone
         a bad vector alone                  Quarantine
         not even its shortest has memory    Retry       another of its short texts is tried first
         three of its shortest               GiveUp      the chunk is left to the next run
-        crashed, third                      GiveUp      it failed as often as recovery.attempts allows
+        crashed, third                      GiveUp      recovery.attempts are used up
         third chunk given up in a row       Stop
         twentieth in a row                  Stop        nothing has been gained for so long
         busy for too long                   Stop        recovery.wait_timeout is over
@@ -230,8 +240,8 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
 def fruitless(step: Step, verdict: Verdict, texts: int) -> bool:
     """Say whether the attempt brought the run no further.
 
-    Texts that get fewer end by themselves, the second look at a text alone ends by a verdict on it, a wait by time,
-    and what is noted of a place by its limit.
+    Texts that get fewer end by themselves, the second look at a text alone ends by a verdict on it,
+    a wait by time, and what is noted of a place by its limit.
     """
     second_look = texts == 1 and verdict.row_can_cause
     again = isinstance(step, Retry) and step.charge and not second_look
@@ -245,7 +255,8 @@ def code_of_nothing(verdict: Verdict) -> ExitCode:
     """
     if verdict.exit_code is not None:
         return ExitCode(verdict.exit_code)
-    # The encoder itself would not do it; a crash, a hang or an error of CUDA can always be the device's.
+    # The encoder itself would not do it; a crash, a hang or an error of CUDA can always be the
+    # device's.
     if verdict.outcome is Outcome.BAD_OUTPUT or verdict.rule == "unknown-on-texts":
         return ExitCode.CONFIG
     others = verdict.others_hold_memory or verdict.outcome is Outcome.INTERRUPTED
@@ -293,7 +304,8 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             and history.shortest_first
             and history.output_has_vectors
         ):
-            # Not even its shortest texts have memory, while others had: it is not their length, so none is blamed.
+            # Not even its shortest texts have memory, while others had: it is not their length, so
+            # none is blamed.
             if history.oom_singletons + 1 >= MOST_OOM_SINGLETONS:
                 return GiveUp()
             return Retry(
@@ -304,9 +316,8 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         ):  # else the text may be bad itself: that says nothing of the place
             return _canary_failed(verdict, history)
     if verdict.rule == ENCODER_BROKEN and not (any_text_succeeded or history.output_has_vectors):
-        return _canary_failed(
-            verdict, history
-        )  # rather every text's fault than one's: three of them tell
+        # rather every text's fault than one's: three of them tell
+        return _canary_failed(verdict, history)
     if history.texts == 1:
         return _blame_one(
             verdict,
@@ -316,7 +327,8 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             seen=certain or tries >= looks,
         )
     if verdict.bad_rows:
-        # They kill no worker: one more process looks at all of them, each alone in its batch, after a canary.
+        # They kill no worker: one more process looks at all of them, each alone in its batch, after
+        # a canary.
         return Quarantine() if history.singly and any_text_succeeded else Split(How.BAD)
     if certain or history.bisecting or tries >= looks:
         # More than once, one by one helps only if there are fewer each time.
@@ -329,7 +341,8 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
 
 def _canary_failed(verdict: Verdict, history: History) -> Step:
     """Answer an attempt that failed at its canary: a few in a row, and it is the place's doing."""
-    # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
+    # One of its own that was begun with before any was known to be good may be bad as well: three
+    # of them tell.
     own = isinstance(history.canary, OwnText)
     most = MOST_CANARIES if history.output_has_vectors and not own else MOST_OWN_CANARIES
     if history.failed_canaries + 1 < most:
@@ -351,12 +364,14 @@ def _blame_one(
     seen: bool,
 ) -> Step:
     if verdict.outcome is Outcome.HOST_OOM:
-        # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.
+        # The machine runs out of memory for many reasons that pass: it gets more tries, and time
+        # between them.
         given_up = any_text_succeeded and history.charged_failures + 1 >= recovery.attempts + LOOKS
         return (
             Quarantine() if given_up else Retry(MEMORY_PAUSE * BACKOFF_S, charge=any_text_succeeded)
         )
-    # Without a proof nothing is known of the text; the next try begins with a canary, which is counted.
+    # Without a proof nothing is known of the text; the next try begins with a canary, which is
+    # counted.
     return Quarantine() if any_text_succeeded and seen else Retry(charge=any_text_succeeded)
 
 
@@ -399,7 +414,9 @@ def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
 
 
 def _half(verdict: Verdict, min_rows: int) -> BatchLimit | None:
-    """Halve the batch that did not fit, in tokens if these are known: then short texts keep their batches.
+    """Halve the batch that did not fit, in tokens if these are known.
+
+    Then short texts keep their batches.
 
     None if it was as small as is allowed.
     """
@@ -431,9 +448,8 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
 
 # --- what is remembered
 
-Where = (
-    int | str | tuple[int, int] | None
-)  # a device, a machine, a chunk of an output, or (None) the run
+# a device, a machine, a chunk of an output, or (None) the run
+Where = int | str | tuple[int, int] | None
 
 _WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 
@@ -457,9 +473,8 @@ class FailureHistory:
         self._streaks: dict[tuple[Repeated | Outcome, Where], _Streak] = {}
         self.success_s = -math.inf  # when something was stored last
         self.worked: set[int] = set()  # outputs of which this run has stored vectors
-        self.sound: set[Where] = (
-            set()
-        )  # devices and machines on which a worker has done all it was to do
+        # devices and machines on which a worker has done all it was to do
+        self.sound: set[Where] = set()
         self.host_ooms = 0
 
     # --- what repeats
@@ -504,7 +519,8 @@ class FailureHistory:
         """Note that a worker got to its first batch there; `outcome` is how it ended."""
         self.forget(Repeated.START, device)
         self.forget(Repeated.START, node)
-        # What is waited for may show in a batch as well: that is the same wait, not a way through it.
+        # What is waited for may show in a batch as well: that is the same wait, not a way through
+        # it.
         if outcome is not Outcome.GPU_BUSY:
             self.forget(Outcome.GPU_BUSY, device)
 
@@ -547,19 +563,26 @@ class FailureHistory:
     def _of(self, kind: str) -> BatchLimit | None:
         if kind not in self._lessons:
             old = self._recall(kind)
-            # One step wider than an earlier run had to go: its cause may have passed. That costs one failure at most.
+            # One step wider than an earlier run had to go: its cause may have passed. That costs
+            # one failure at most.
             self._lessons[kind] = old and BatchLimit(2 * old[0], old[1] and 2 * old[1])
         return self._lessons[kind]
 
 
 def cause_of(verdict: Verdict, device: int, node: str) -> int | None:
-    """Say who waits: a device for its own memory, one of a cluster for its machine's disk, or (None) all."""
+    """Say who waits.
+
+    A device for its own memory, one of a cluster for its machine's disk, or (None) all.
+    """
     own = verdict.outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
     return device if own or (verdict.outcome is Outcome.DISK_FULL and node) else None
 
 
 def start_of(verdict: Verdict, device: int, node: str) -> Where:
-    """Say whose a failed start is: what fails while the model is loaded is the machine's, with its installation."""
+    """Say whose a failed start is.
+
+    What fails while the model is loaded is the machine's, with its installation.
+    """
     of_model = verdict.phase in LOAD and verdict.outcome in (
         Outcome.CRASHED,
         Outcome.BAD_OUTPUT,

@@ -131,7 +131,8 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
                 return (
                     f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
                 )
-            return f"{'starting another worker' if step.counts is policy.Repeated.START else 'retrying'}{soon}"
+            again = step.counts is policy.Repeated.START
+            return f"{'starting another worker' if again else 'retrying'}{soon}"
         case policy.Split(how=how):
             return how.value
     return ""

@@ -1,10 +1,13 @@
-"""What one run has for itself: the signals and the time that end it, where it reports, and how it says that it waits.
+"""What one run has for itself.
 
-A run imports it before its model begins to load: neither numpy nor what works on outputs comes with it.
+The signals and the time that end it, where it reports, and how it says that it waits.
 
-The first SIGINT or SIGTERM drains the run, the second stops it at once. SIGINT comes from a person, who can wait and
-send another; after SIGTERM something stronger may follow, so the run has ended within `recovery.grace`. It never does
-anything inside a handler but note the signal.
+A run imports it before its model begins to load: neither numpy nor what works on outputs comes with
+it.
+
+The first SIGINT or SIGTERM drains the run, the second stops it at once. SIGINT comes from a person,
+who can wait and send another; after SIGTERM something stronger may follow, so the run has ended
+within `recovery.grace`. It never does anything inside a handler but note the signal.
 """
 
 import contextlib
@@ -33,7 +36,10 @@ class Signals:
         *,
         drains: bool = True,
     ) -> None:
-        """`stop_after_s` counts from now. None: nothing has to be over at any time. Not `drains`: the first stops."""
+        """`stop_after_s` counts from now. None: nothing has to be over at any time.
+
+        Not `drains`: the first stops.
+        """
         self.first: signal.Signals | None = None
         self.count = 0
         self.stop_after_s = stop_after_s
@@ -63,7 +69,10 @@ class Signals:
 
     @property
     def until_s(self) -> float | None:
-        """When a run that drains has to be over, by the clock that never jumps; None = whenever it is."""
+        """When a run that drains has to be over, by the clock that never jumps.
+
+        None = whenever it is.
+        """
         graceful = self.first is signal.SIGTERM and self._grace_s is not None
         until_s = (
             min(self._over_s, self._first_s + (self._grace_s or 0.0)) if graceful else self._over_s
@@ -85,9 +94,12 @@ class Signals:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator["Signals"]:
-        """Catch SIGINT, SIGTERM and SIGHUP; outside the main thread, where Python allows no handlers, catch none.
+        """Catch SIGINT, SIGTERM and SIGHUP.
 
-        SIGHUP, which a closed terminal sends, is ignored: a run must outlive the ssh session that started it.
+        Outside the main thread, where Python allows no handlers, catch none.
+
+        SIGHUP, which a closed terminal sends, is ignored: a run must outlive the ssh session that
+        started it.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, self._reader)
@@ -139,14 +151,16 @@ class WaitTeller:
         """`limit_s` is how long the run waits at most."""
         self._emit = emit
         self._limit_s = limit_s
-        self._told_s: dict[
-            int | None, float
-        ] = {}  # by device (None = all), how long it had lasted when last reported
+        # by device (None = all), how long it had lasted when last reported
+        self._told_s: dict[int | None, float] = {}
 
     def tell(
         self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None
     ) -> None:
-        """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
+        """Report that the next try comes after `delay_s`.
+
+        The wait has lasted `waited_s` so far; 0 = it begins.
+        """
         told_s = self._told_s.get(device)
         again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + 60
         if not again:

@@ -1,4 +1,6 @@
-"""Says what a run does next. Pure: it learns what happens, and looks only at the clock and the outputs.
+"""Says what a run does next.
+
+Pure: it learns what happens, and looks only at the clock and the outputs.
 
 Whatever it hears, it answers with instructions, in order.
 """
@@ -53,10 +55,11 @@ if TYPE_CHECKING:
     from chunkvisor.core.output import OutputRun
 
 LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
+# of the time until a run has to end, kept for what follows the last worker; at most
 RESERVE, RESERVE_S = (
     0.2,
     10.0,
-)  # of the time until a run has to end, kept for what follows the last worker; at most
+)
 
 
 class TaskQueue:
@@ -92,8 +95,8 @@ class TaskQueue:
 
         What failed last on this device is left for others unless the device is `alone`.
         """
-        # While no text of the output has a vector, a chunk that failed may be bad throughout: another one may show that
-        # the model works, and gives a canary.
+        # While no text of the output has a vector, a chunk that failed may be bad throughout:
+        # another one may show that the model works, and gives a canary.
         any_new = self._any_new()
         for position in range(bisect_right(self._again, now_s, key=lambda task: task.due_s)):
             task = self._again[position]
@@ -110,7 +113,7 @@ class TaskQueue:
         return None
 
     def pending(self) -> set[int]:
-        """Name the outputs of which something is pending, now or later, or whose chunks are not planned yet."""
+        """Name the outputs of which something is pending, or that are not planned yet."""
         return {task.output for task in self._again} | {
             number
             for number, output in enumerate(self._outputs)
@@ -159,9 +162,8 @@ class DeviceState:
     paused_until_s: float = 0.0
     needs_canary: bool = False  # the last attempt on it failed: the next begins with a canary
     cold_start: bool = False  # a worker from a template did not start on it
-    suspected_s: float | None = (
-        None  # since when it is to be looked at before the next worker gets it
-    )
+    suspected_s: float | None = None
+    """Since when it is to be looked at before the next worker gets it."""
     look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
@@ -236,7 +238,10 @@ class Scheduler:
         return self._take_instructions()
 
     def _plan_outputs(self) -> None:
-        """Say once of each output that waits for others that these are settled; what is given up is settled, too."""
+        """Say once of each output that waits for others that these are settled.
+
+        What is given up is settled, too.
+        """
         waiting = {number for number, each in enumerate(self._outputs) if each.waits_for}
         if not waiting - self._planned:
             return
@@ -250,7 +255,8 @@ class Scheduler:
         canary: Canary | None = None
         if device.needs_canary or task.needs_canary:
             canary = self._canary(task, device)
-        # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
+        # A template that failed to start on a device may be what is broken: the next worker gets a
+        # new interpreter.
         task = replace(task, cold_start=task.cold_start or device.cold_start)
         self._started += 1
         worker = WorkerState(self._started, task, device, canary)
@@ -259,7 +265,10 @@ class Scheduler:
         self._add(StartWorker(worker.number, device.number, task, self._limits(worker), canary))
 
     def _canary(self, task: Task, device: DeviceState) -> Canary:
-        """Choose a text that is known to be good; else one of its own, each time another: it may be bad itself."""
+        """Choose a text that is known to be good.
+
+        Else one of its own, each time another: it may be bad itself.
+        """
         if _shows_its_shortest(task):
             chunk = task.output, task.chunk
             return OwnText(self._failures.count(Repeated.OOM_SINGLETON, chunk))
@@ -289,7 +298,8 @@ class Scheduler:
             if each.ready and each.gate is GateState.SHUT and not each.ending
         ]
         for worker in waiting[: max(0, self._workers.per_device - device.at(GateState.OPEN))]:
-            # Something failed on it that can come from the device: nothing runs there before nvidia-smi has been asked.
+            # Something failed on it that can come from the device: nothing runs there before
+            # nvidia-smi has been asked.
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
@@ -345,7 +355,8 @@ class Scheduler:
             self._open_gates(device, now_s)
 
     def _leave(self, device: DeviceState) -> None:
-        # It stays known until its last worker has ended, so that their ends are judged like all others.
+        # It stays known until its last worker has ended, so that their ends are judged like all
+        # others.
         device.gone = True
         for worker in device.workers:
             self._end(worker)
@@ -356,7 +367,7 @@ class Scheduler:
             self.devices.pop(device.number, None)
 
     def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
-        """Do without the device, or end the run if it is the last of our own machine, or not `local`."""
+        """Do without the device; end the run if it is the last one here, or not `local`."""
         # On our own machine the set-up and the disk are those of every device.
         of_machine = ending.why is StopReason.HALTED and ending.code in (
             ExitCode.CONFIG,
@@ -390,8 +401,9 @@ class Scheduler:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
             left = task.texts
             if end.done:
-                # Before the decision: what it has brought counts, though the disk has not answered yet. Otherwise a
-                # run could end for want of any vector with the first one in its hands.
+                # Before the decision: what it has brought counts, though the disk has not answered
+                # yet. Otherwise a run could end for want of any vector with the first one in its
+                # hands.
                 self._failures.stored(task.output, now_s)
                 self._keep(
                     end.worker,
@@ -419,7 +431,8 @@ class Scheduler:
         step = policy.decide(verdict, self._history(task, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in task.texts if text in end.in_flight)
         self._add(TellFailure(end.worker, task, verdict, step, suspects))
-        # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
+        # Remembered for the whole run: whoever prepares workers ahead takes the memory that was
+        # short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(task.texts)):
             memory.note(Repeated.NO_PROGRESS)
@@ -499,7 +512,8 @@ class Scheduler:
         start, chunk = start_of(verdict, device, node), (task.output, task.chunk)
         starts = 0
         if end.began_s is not None:
-            # What goes wrong on the device begins with its `go`, however long before that it was prepared.
+            # What goes wrong on the device begins with its `go`, however long before that it was
+            # prepared.
             starts = memory.count(Repeated.START, start, max(end.began_s, worker.go_s))
         # Every device may fail as often as a chunk is tried, without a success in between.
         fruitless = memory.count(Repeated.NO_PROGRESS) - self._recovery.attempts * max(
@@ -594,14 +608,20 @@ class Scheduler:
         self._add(TellSplit(task, tuple(pieces), how))
 
     def _keep_good(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
-        """Have the good vectors stored, and give the texts whose vectors are bad; None if it is not vectors."""
+        """Have the good vectors stored, and give the texts whose vectors are bad.
+
+        None if it is not vectors.
+        """
         bad = {task.texts[0] + row for row in verdict.bad_rows}
         if good := [text for text in task.texts if bad and text not in bad]:
             self._keep(end.worker, task.subset(good, bisecting=True))
         return task.subset(sorted(bad), bisecting=True) if bad else None
 
     def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
-        """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) that it would not take them."""
+        """Hear that vectors, or verdicts, are on the disk.
+
+        With a `problem`, the disk would not take them.
+        """
         now_s, output = self._clock(), self._outputs[task.output]
         if problem is not None:  # they are computed again
             waited_s = self._failures.waited_s(problem.outcome, None, now_s)
@@ -634,7 +654,7 @@ class Scheduler:
         return self._take_instructions()
 
     def _drain(self, now_s: float) -> None:
-        """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
+        """Have workers leave if time is limited, and end those that are left when it is over."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self.last_s:
                 self._end(worker)
@@ -653,5 +673,8 @@ class Scheduler:
 
 
 def _shows_its_shortest(task: Task) -> bool:
-    """Say whether, of texts that lacked the GPU's memory, the shortest has to show if that is a matter of length."""
+    """Say whether the shortest of texts that lacked GPU memory is tried first.
+
+    It shows whether their length is the cause.
+    """
     return len(task.texts) > 1 and Outcome.GPU_OOM in task.charged_failures

@@ -1,8 +1,11 @@
-"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts; and joins complete outputs.
+"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts.
 
-It judges nothing of this run: what comes here is verified, or is to be noted because the scheduler says so. A chunk is
-committed as soon as each of its texts has a vector or a verdict. Outputs are joined in a thread that only reads a
-ledger; the scheduler has no part in it, and hears of chunks that turn out damaged.
+And joins complete outputs.
+
+It judges nothing of this run: what comes here is verified, or is to be noted because the scheduler
+says so. A chunk is committed as soon as each of its texts has a vector or a verdict. Outputs are
+joined in a thread that only reads a ledger; the scheduler has no part in it, and hears of chunks
+that turn out damaged.
 """
 
 import errno
@@ -59,13 +62,17 @@ class ResultStore:
     # --- what workers leave
 
     def keep(self, task: Task, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
-        """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
+        """Take over verified vectors of these texts, as a chunk or as a part of one.
 
-        `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has nothing to do with
-        the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
+        Returns what the disk refused.
+
+        `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has
+        nothing to do with the disk; Halt: 74 if the rest of the output cannot fit, 78 if the
+        model's folder has changed.
         """
         output = self._outputs[task.output]
-        # What workers have loaded since the folder changed is not known: none of it may become part of the output.
+        # What workers have loaded since the folder changed is not known: none of it may become part
+        # of the output.
         output.model.check()
         ledger = output.ledger
         spec = attempt.spec
@@ -81,7 +88,8 @@ class ResultStore:
             if facts is None:
                 raise OSError(errno.EIO, f"{attempt.files.folder} cannot be read any more")
             self._warn(output, facts)
-            # Before the vectors: once these are committed, nothing asks again how many tokens were cut.
+            # Before the vectors: once these are committed, nothing asks again how many tokens were
+            # cut.
             attempt.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
             if whole and result is not None:
                 ledger.commit(task.chunk, attempt.files.vectors, result.digest, facts)
@@ -108,13 +116,16 @@ class ResultStore:
         return None
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
-        """Report, once each, what the libraries warned of, and libraries of other versions than at the beginning."""
+        """Report, once each, what libraries warned of, and versions other than at the beginning."""
         told = [
             f"while the model was loaded: {note}"
             for note in (facts.loaded.notes if facts.loaded else ())
         ]
         if changed := ", ".join(output.ledger.note_versions(facts)):
-            words = f"some rows were computed with other library versions: {changed}; the manifest names all"
+            words = (
+                f"some rows were computed with other library versions: {changed}; the manifest "
+                f"names all"
+            )
             told.append(f"{output.name}: {words}")
         for text in told:
             if text not in self._said:
@@ -146,16 +157,21 @@ class ResultStore:
             raise error
         output = self._outputs[task.output]
         if error.errno == errno.EIO:
-            words = f"{output.name} chunk {task.chunk}: the disk reported an error, and the chunk is stored again: "
+            words = (
+                f"{output.name} chunk {task.chunk}: the disk reported an error, and the chunk is "
+                f"stored again: "
+            )
             self._emit(event.Alarmed(f"{words}{error}"))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Verdict(Outcome.DISK_FULL, reason)
 
     def compose(self, number: int, chunk: int) -> bool:
-        """Commit a chunk from its parts if each of its texts has a vector or a verdict; False if a part is damaged.
+        """Commit a chunk from its parts if each of its texts has a vector or a verdict.
 
-        While no vector is known, neither is the dimension; and a full disk is tried again: before a join. Raises
-        OSError as `keep`.
+        False if a part is damaged.
+
+        While no vector is known, neither is the dimension; and a full disk is tried again: before a
+        join. Raises OSError as `keep`.
         """
         output = self._outputs[number]
         ledger = output.ledger
@@ -198,7 +214,8 @@ class ResultStore:
             texts_before=before,
         )
         self._emit(committed)
-        # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
+        # The first chunk tells the dimension, and with it what the rest will need: better refused
+        # now than at night.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             _check_space(output)
@@ -244,8 +261,8 @@ class ResultStore:
     def poll(self) -> list[tuple[int, int]]:
         """Take in what was joined, and begin what can be joined now.
 
-        Returns outputs and their chunks that turned out damaged. Raises Halt (74) if a disk stays full or damages one
-        chunk after the other; OSError for what has nothing to do with the disk.
+        Returns outputs and their chunks that turned out damaged. Raises Halt (74) if a disk stays
+        full or damages one chunk after the other; OSError for what has nothing to do with the disk.
         """
         lost: list[tuple[int, int]] = []
         if self._join is not None and self._join[1].done():  # its done-callback has woken the loop
@@ -261,7 +278,8 @@ class ResultStore:
                 continue
             if not self._is_ready(number):
                 continue
-            # Chunks that were found bad throughout before the dimension was known, or for which there was no space.
+            # Chunks that were found bad throughout before the dimension was known, or for which
+            # there was no space.
             chunks = [
                 chunk
                 for chunk in range(output.ledger.plan.count)
@@ -279,7 +297,10 @@ class ResultStore:
         return lost
 
     def plan(self, number: int) -> None:
-        """Have the output planned, once a join that is under way is done; see `OutputRun.prepare`."""
+        """Have the output planned, once a join that is under way is done.
+
+        See `OutputRun.prepare`.
+        """
         self._to_plan.add(number)
         self._signals.wake()
 
@@ -318,7 +339,10 @@ class ResultStore:
                 output.joined = True
             self._full_s = None
         except ChunkDamagedError as error:
-            words = f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"
+            words = (
+                f"{output.name} chunk {error.chunk} is damaged and will be computed again: "
+                f"{error.why}"
+            )
             self._emit(event.Warned(words))
             output.ledger.discard(error.chunk)
             return [self._lost(number, error.chunk)]
@@ -339,7 +363,8 @@ class ResultStore:
         self._again_s = now_s + PAUSE_S
 
     def _lost(self, number: int, chunk: int) -> tuple[int, int]:
-        # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be trusted.
+        # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be
+        # trusted.
         self._damaged[number] += 1
         if self._damaged[number] > MAX_DAMAGED:
             raise damaged_again(self._outputs[number].name, chunk)
@@ -362,7 +387,10 @@ def _reason_of(output: OutputRun, text: int, verdict: Verdict) -> str:
 
 
 def _check_space(output: OutputRun) -> None:
-    """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
+    """Raise Halt (74) if the rest of the output cannot fit on the disk.
+
+    Needs the facts of a committed chunk.
+    """
     ledger = output.ledger
     if ledger.facts is not None:
         left = ledger.plan.distinct - ledger.texts_done

@@ -1,4 +1,6 @@
-"""The devices of a machine: GPUs as nvidia-smi sees them, their fitness for work, memory, processes.
+"""The devices of a machine.
+
+GPUs as nvidia-smi sees them, their fitness for work, memory, processes.
 
 May import store and down.
 """

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as nvidia-smi and torch report them, and the dtypes that suit them.
 
-Both are asked in child processes with a time limit, because a hung driver would hang the parent with it. A hung
-nvidia-smi is itself a symptom, and is left behind.
+Both are asked in child processes with a time limit, because a hung driver would hang the parent
+with it. A hung nvidia-smi is itself a symptom, and is left behind.
 """
 
 import contextlib
@@ -21,13 +21,14 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
-# nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not know (its manual,
-# RETURN VALUE).
+# nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not
+# know (its manual, RETURN VALUE).
 SMI_LOST = 15
 SMI_BAD_ARGUMENT = 2
 _SMI_TIMEOUT_S = 20.0
 SMI_FORMAT = "--format=csv,noheader,nounits"
-# The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
+# The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds
+# for each.
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -38,12 +39,13 @@ class Device:
     """Where a worker computes."""
 
     kind: str  # "cpu" or "cuda"
-    uuid: str = ""  # what CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi lists no GPU
+    uuid: str = ""
+    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi lists no
+    GPU."""
     name: str = ""
     memory_bytes: int = 0
-    capability: tuple[int, ...] | None = (
-        None  # compute capability, (major, minor); None = not known
-    )
+    capability: tuple[int, ...] | None = None
+    """Compute capability, (major, minor); None = not known."""
 
     @property
     def model(self) -> str:
@@ -119,7 +121,10 @@ class ProbeReading(NamedTuple):
 
 
 def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
-    """Report what torch can compute on in that environment, after the seconds that its import takes. Raises OSError."""
+    """Report what torch can compute on in that environment.
+
+    That takes the seconds of torch's import. Raises OSError.
+    """
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
         out = Path(name) / "probe.json"
         log = Path(name) / "probe.log"
@@ -138,10 +143,13 @@ def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
 def find_devices(
     wanted: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> tuple[Device, ...]:
-    """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
+    """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`.
 
-    If nvidia-smi lists no GPU, they are taken as CUDA_VISIBLE_DEVICES names them, or by their device files: the first
-    worker finds out whether CUDA works. Raises Halt (69) if there is no such GPU.
+    Each of them once.
+
+    If nvidia-smi lists no GPU, they are taken as CUDA_VISIBLE_DEVICES names them, or by their
+    device files: the first worker finds out whether CUDA works. Raises Halt (69) if there is no
+    such GPU.
     """
     if "cpu" in wanted:
         return (CPU,)
@@ -158,11 +166,14 @@ def find_devices(
             if part.strip() not in ("", "-1")
         ]
     else:
-        # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
-        # Each is asked for: the null GPU of the tests has files in no listing of /dev.
+        # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts
+        # from 0. Each is asked for: the null GPU of the tests has files in no listing of /dev.
         files = sum((_DEV / f"nvidia{number}").exists() for number in range(64))
         visible = [Device("cuda", str(number)) for number in range(files)]
-        smi = f"; nvidia-smi {'is not there' if answer.returncode is None else f'says: {answer.line}'}"
+        smi = (
+            f"; nvidia-smi "
+            f"{'is not there' if answer.returncode is None else f'says: {answer.line}'}"
+        )
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     if max(indices, default=0) >= len(visible):
         asked = (
@@ -173,8 +184,10 @@ def find_devices(
         raise Halt(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
-            f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, install or load "
-            "one; start a container with GPU access. Or use the CPU: set device to cpu. `chunkvisor doctor CONFIG` "
+            f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, "
+            f"install or load "
+            "one; start a container with GPU access. Or use the CPU: set device to cpu. "
+            "`chunkvisor doctor CONFIG` "
             "shows what else is wrong.",
             why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
         )
@@ -197,8 +210,9 @@ def parse_devices(text: str) -> list[Device]:
 def select_visible(devices: Sequence[Device], visible: str | None) -> list[Device]:
     """Choose the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names no device hides all
-    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables).
+    As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names
+    no device hides all after it, and one that is named twice hides all (CUDA C++ Programming Guide,
+    environment variables).
     """
     if visible is None:
         return list(devices)
@@ -219,10 +233,11 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
 
 # --- dtypes: every warning and every remedy about them asks here
 #
-# Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulates it, and sdpa computes attention by
-# the math kernel, which holds the scores of all pairs of tokens: 7 GiB for one text of 8,192 tokens and 12 heads.
-# float16 is as small, but its range is smaller too, and models that were trained in bfloat16 leave it: their vectors
-# become NaN (infinity#328, Qwen3-Embedding#164, unsloth#4014).
+# Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulates it, and sdpa
+# computes attention by the math kernel, which holds the scores of all pairs of tokens: 7 GiB for
+# one text of 8,192 tokens and 12 heads. float16 is as small, but its range is smaller too, and
+# models that were trained in bfloat16 leave it: their vectors become NaN (infinity#328,
+# Qwen3-Embedding#164, unsloth#4014).
 
 _AMPERE = (8, 0)
 _OVERFLOWING = ("qwen", "gemma", "mistral")
@@ -238,7 +253,10 @@ def weakest(devices: Sequence[Device]) -> Device | None:
 
 
 def advised_dtype(model_type: str | None, card: Device) -> Dtype:
-    """Advise the smallest dtype that gives right vectors; `model_type` is None if it is not known."""
+    """Advise the smallest dtype that gives right vectors.
+
+    `model_type` is None if it is not known.
+    """
     if (card.capability or ()) >= _AMPERE:
         return Dtype.BFLOAT16
     return Dtype.FLOAT32 if model_type is None or _overflows(model_type) else Dtype.FLOAT16
@@ -251,7 +269,10 @@ def _overflows(model_type: str) -> bool:
 def unfit_dtype(
     dtype: str | None, model_type: str | None, card: Device | None
 ) -> tuple[str, str] | None:
-    """Say why a model should not compute in this dtype, and what to do; None if it may, or it is not known."""
+    """Say why a model should not compute in this dtype, and what to do.
+
+    None if it may, or it is not known.
+    """
     if card is None or card.capability is None:
         return None
     better = advised_dtype(model_type, card)
@@ -259,21 +280,28 @@ def unfit_dtype(
         better == Dtype.FLOAT32
     )
     if dtype == Dtype.BFLOAT16 and card.capability < _AMPERE:
-        lacking = f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) does not have"
+        lacking = (
+            f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) "
+            f"does not have"
+        )
         emulated = (
             "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
         )
         return f"the model computes in bfloat16, which {lacking}: {emulated}", mend
     if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
         return (
-            f"the model computes in float16, in which models of the kind {model_type} overflow to NaN",
+            f"the model computes in float16, in which models of the kind {model_type} overflow to "
+            f"NaN",
             mend,
         )
     return None
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16 (`bf16` is ARM's flag); others emulate that type, slowly."""
+    """Whether the processor multiplies in bfloat16 (`bf16` is ARM's flag).
+
+    Others emulate that type, slowly.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:

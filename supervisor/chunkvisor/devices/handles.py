@@ -1,4 +1,6 @@
-"""The devices of a run, and what nvidia-smi shows of them: whether a worker may have one, and who holds its memory.
+"""The devices of a run, and what nvidia-smi shows of them.
+
+Whether a worker may have one, and who holds its memory.
 
 What follows from it the scheduler decides.
 """
@@ -35,14 +37,16 @@ from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.taxonomy import OomFigures
 
-# A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
-# Resiliency Extension waits for the same amount). A context with its libraries takes about as much.
+# A killed context is gone when the memory in use is back to what it was before, give or take this
+# much (the NVIDIA Resiliency Extension waits for the same amount). A context with its libraries
+# takes about as much.
 SLACK_BYTES = 512 << 20
 # More or less than this comes and goes by itself: the driver's own, windows of a desktop.
 _NOBODYS_BYTES = 768 << 20
 
-# Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Others are `None`,
-# `Drain P2P` (traffic between GPUs), and what a driver says that does not know, such as `[Unknown Error]`.
+# Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action).
+# Others are `None`, `Drain P2P` (traffic between GPUs), and what a driver says that does not know,
+# such as `[Unknown Error]`.
 _BAD_ACTION = re.compile(r"(gpu )?(drain and )?reset( required)?|(node )?reboot( required)?")
 
 
@@ -64,7 +68,10 @@ class HealthReport:
 
 
 class MemoryHolder(NamedTuple):
-    """A process that holds memory of the GPU; in a container, nvidia-smi may name pids of the host or none."""
+    """A process that holds memory of the GPU.
+
+    In a container, nvidia-smi may name pids of the host or none.
+    """
 
     pid: int
     name: str
@@ -108,9 +115,12 @@ def read_gpu(uuid: str) -> Reading:
 def judge_gpu(
     reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0
 ) -> HealthReport:
-    """Judge a GPU of that size (0 = not known) for the next worker; `ours` are the pids of our workers on it.
+    """Judge a GPU of that size (0 = not known) for the next worker.
 
-    What ours hold is not held against it; that others leave too little for a model, the worker finds out.
+    `ours` are the pids of our workers on it.
+
+    What ours hold is not held against it; that others leave too little for a model, the worker
+    finds out.
     """
     if reading.returncode == SMI_LOST:
         return HealthReport(
@@ -127,9 +137,8 @@ def judge_gpu(
         )
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
-        return HealthReport(
-            Health.GOOD
-        )  # how much of the memory is our own workers' is not known, in a container say
+        # how much of the memory is our own workers' is not known, in a container say
+        return HealthReport(Health.GOOD)
     held_bytes = reading.used_bytes - sum(used or 0 for used in own)
     free_bytes = total_bytes - reading.used_bytes
     if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= SLACK_BYTES:
@@ -179,7 +188,10 @@ def look_in_thread(uuid: str) -> Future[Reading]:
 
 
 class DeviceHandle:
-    """One device, and what is known of it. Only a GPU of this machine that has a UUID can be looked at."""
+    """One device, and what is known of it.
+
+    Only a GPU of this machine that has a UUID can be looked at.
+    """
 
     def __init__(
         self, number: int, device: Device, site: Site = HERE, look: Look | None = None
@@ -189,9 +201,8 @@ class DeviceHandle:
         self.site = site
         self._look = look or look_in_thread
         self.dropped = False
-        self.freed_s: float | None = (
-            None  # when the last worker that computed on it ended; None before the first
-        )
+        # when the last worker that computed on it ended; None before the first
+        self.freed_s: float | None = None
         self.seen = device.watched and not site.node
         self.alone = False  # a look since the last worker ended showed none but ours on it
         self._before_bytes = 0  # in use by others before our first worker
@@ -209,7 +220,9 @@ class DeviceHandle:
     def judge(
         self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
     ) -> HealthReport:
-        """Wait for the look, and judge what it shows; the `first` one is that before our first worker.
+        """Wait for the look, and judge what it shows.
+
+        The `first` one is that before our first worker.
 
         `ours` are the pids of our workers on it.
         """
@@ -236,10 +249,12 @@ class DeviceHandle:
         return health_report
 
     def company(self, figures: OomFigures | None, siblings: frozenset[int]) -> OtherProcesses:
-        """Say who else held the memory; `siblings` are the pids of other workers of this run that were on the device.
+        """Say who else held the memory.
 
-        torch's figures go before the last look, which is older than the fault. Others who were there when the run began
-        are part of the device: what they leave is what there is.
+        `siblings` are the pids of other workers of this run that were on the device.
+
+        torch's figures go before the last look, which is older than the fault. Others who were
+        there when the run began are part of the device: what they leave is what there is.
         """
         if self.device.kind != "cuda":
             return OtherProcesses.UNKNOWN
@@ -269,14 +284,17 @@ class DeviceHandles:
         emit: Emit,
         look: Look = look_in_thread,
     ) -> None:
-        """`seen(station, opinion, gone)` hears that a device may be worked on, was looked at, or is gone."""
+        """Begin without devices.
+
+        `seen(station, opinion, gone)` hears that a device may be worked on, was looked at, or is
+        gone.
+        """
         self._seen = seen
         self._emit = emit
         self._look = look
         self._all: list[DeviceHandle] = []
-        self.last_halt: Halt | None = (
-            None  # why the last machine of a cluster that was left out was so
-        )
+        # why the last machine of a cluster that was left out was so
+        self.last_halt: Halt | None = None
 
     def __getitem__(self, number: int) -> DeviceHandle:
         return self._all[number]
@@ -312,7 +330,10 @@ class DeviceHandles:
             self._emit(Doing(STARTING))
 
     def poll(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
-        """Report looks that have an answer; `pids()` are our workers on each device, by its number."""
+        """Report looks that have an answer.
+
+        `pids()` are our workers on each device, by its number.
+        """
         for handle in self.alive:
             if handle.asked is not None and handle.asked.done():
                 ours = pids().get(handle.number, frozenset())
@@ -327,7 +348,9 @@ class DeviceHandles:
             self.last_halt = halt
 
     def lose(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        """Do without a machine of the cluster from now on: it is gone, or `halt` says why it cannot do this job.
+        """Do without a machine of the cluster from now on.
+
+        It is gone, or `halt` says why it cannot do this job.
 
         Should it come back, it comes as a new one. `name` is for one that has never worked.
         """

@@ -15,14 +15,19 @@ from chunkvisor_worker.contract.messages import Limits, Spec
 class Worker(Protocol):
     """A handle on a running worker process."""
 
-    pid: int  # of the process, and of the group that it leads; of another machine, 0 until it is heard of
+    pid: int
+    """Of the process, and of the group that it leads; of another machine, 0 until it is heard
+    of."""
     warm: bool  # forked from a template; a new interpreter otherwise
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news of it: its end, or a call."""
 
     def has_called(self) -> bool:
-        """Whether it has called since the last time: at the gate, done with its device, or with a new beat."""
+        """Whether it has called since the last time.
+
+        At the gate, done with its device, or with a new beat.
+        """
 
     def go(self, limits: Limits) -> None:
         """Open the gate. A worker that has just died is not an error: its end is seen anyway."""
@@ -31,7 +36,10 @@ class Worker(Protocol):
         """Have it end after the current batch, with what it has encoded in its folder."""
 
     def poll(self) -> int | None:
-        """The return code once it and its group have ended, as subprocess gives it; else STATUS_LOST, NODE_LOST."""
+        """The return code once it and its group have ended, as subprocess gives it.
+
+        Else STATUS_LOST, NODE_LOST.
+        """
 
     def oom_kills(self) -> int:
         """Processes that its machine killed for lack of memory since it started."""
@@ -44,7 +52,9 @@ class Engine(Protocol):
     """Devices and workers of one run."""
 
     def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
-        """Put devices in, now or later; so many chunks are to be done, and a device has so many workers at a time.
+        """Put devices in, now or later.
+
+        So many chunks are to be done, and a device has so many workers at a time.
 
         Raises Halt.
         """
@@ -67,7 +77,10 @@ class Engine(Protocol):
         fresh: bool,
         blocking_launches: bool,
     ) -> Worker:
-        """Start a worker for the attempt; `fresh` forbids a warm one. Raises OSError if none can be started, Halt."""
+        """Start a worker for the attempt; `fresh` forbids a warm one.
+
+        Raises OSError if none can be started, Halt.
+        """
 
     def close(self) -> None:
         """End what is left of the engine; all workers have ended."""

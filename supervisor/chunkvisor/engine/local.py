@@ -1,4 +1,7 @@
-"""Workers on this machine: each a new interpreter, or forked from a template process that has loaded the model once."""
+"""Workers on this machine.
+
+Each a new interpreter, or forked from a template process that has loaded the model once.
+"""
 
 import contextlib
 import os
@@ -55,8 +58,9 @@ _OF_TEMPLATE = {
     "TOKENIZERS_PARALLELISM": "false",
     # transformers 5 loads weights in threads.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
-    # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA or NVML
-    # (torch/cuda/__init__.py, _device_count_nvml); without it, it calls cuInit, and forks are poisoned.
+    # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA
+    # or NVML (torch/cuda/__init__.py, _device_count_nvml); without it, it calls cuInit, and forks
+    # are poisoned.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -78,7 +82,8 @@ class WorkerSettings:
 class _LocalWorker:
     """A worker of this machine, see `engine.Worker`.
 
-    A socket is its standard input: it opens the gate, hears the worker call, and ends it by closing.
+    A socket is its standard input: it opens the gate, hears the worker call, and ends it by
+    closing.
     """
 
     def __init__(self) -> None:
@@ -94,8 +99,8 @@ class _LocalWorker:
         self.theirs.close()
 
     def watched(self) -> list[int]:
-        # A pidfd becomes readable when the process ends (pidfd_open(2)). So does the socket, which is left out after a
-        # call: only its end could come.
+        # A pidfd becomes readable when the process ends (pidfd_open(2)). So does the socket, which
+        # is left out after a call: only its end could come.
         return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
 
     def has_called(self) -> bool:
@@ -155,8 +160,8 @@ class _FreshWorker(_LocalWorker):
     def poll(self) -> int | None:
         if self._process.returncode is not None:
             return self._process.returncode
-        # The group is killed before the leader is reaped: until then the kernel cannot give its number to another
-        # group (a zombie keeps its pid).
+        # The group is killed before the leader is reaped: until then the kernel cannot give its
+        # number to another group (a zombie keeps its pid).
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         self.signal(signal.SIGKILL)
@@ -190,9 +195,8 @@ class _WarmWorker(_LocalWorker):
                 return None
             engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
         if status is None:
-            super().signal(
-                signal.SIGKILL
-            )  # what the worker has started, which the template would have ended
+            # what the worker has started, which the template would have ended
+            super().signal(signal.SIGKILL)
         elif status == WorkerExit.TAINTED_TEMPLATE:
             engine.fail("a worker found that it had begun to use the GPU")
         self._returncode = STATUS_LOST if status is None else status
@@ -221,27 +225,27 @@ class LocalEngine:
         self._devices, self._settings, self._emit = devices, settings, emit
         self._files = AttemptFiles(settings.template_folder)
         self._template: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = (
-            None  # to the template; None before it begins, and after it has failed
-        )
+        # to the template; None before it begins, and after it has failed
+        self._socket: socket.socket | None = None
         self._loaded = False
-        self.failure = (
-            ""  # why the template is dead, or was given up and killed; empty = it is neither
-        )
+        # why the template is dead, or was given up and killed; empty = it is neither
+        self.failure = ""
         self._killed = False  # by others
         self._began_s = 0.0
         self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
-        self._forked: tuple[
-            int, ...
-        ] = ()  # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
+        # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
+        self._forked: tuple[int, ...] = ()
 
     # --- the template
 
     @property
     def loading(self) -> bool:
-        """Whether the template gets ready: a fresh worker, which would load the weights as well, is no sooner done."""
+        """Whether the template gets ready.
+
+        A fresh worker, which would load the weights as well, is no sooner done.
+        """
         return self._socket is not None and not self._loaded
 
     @property
@@ -250,7 +254,10 @@ class LocalEngine:
         return self._socket is not None and self._loaded
 
     def expect(self, pending: int, at_once: int = 0) -> None:
-        """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
+        """Begin to load a template, if it is of use.
+
+        There are `pending` chunks to do, `at_once` of them started now.
+        """
         settings, files = self._settings, self._files
         of_use = settings.start is Start.WARM or (
             settings.start is Start.AUTO and pending > at_once
@@ -335,7 +342,10 @@ class LocalEngine:
         return worker if worker.pid else None
 
     def fail(self, why: str) -> None:
-        """Continue without the template: kill it; its workers live on without it. With `warm`, `poll` raises Halt."""
+        """Continue without the template: kill it; its workers live on without it.
+
+        With `warm`, `poll` raises Halt.
+        """
         if self._socket is not None:
             self.failure = why
             self.close()
@@ -359,7 +369,8 @@ class LocalEngine:
             raise Halt(
                 ExitCode((rule and rule.exit_code) or usual),
                 "no worker can be started warm",
-                f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
+                f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: "
+                f"auto`, or fresh; "
                 "then run the same command again.",
                 why=f"of the template process: {self.failure}",
                 log=self._files.log,

@@ -1,7 +1,8 @@
-"""What the files of a model folder say without loading it, and whether that is the model that the config describes.
+"""Reads what a model's files say, and whether that is the model that the config describes.
 
-A finite vector of the wrong model is the worst result, because no check of vectors sees it: what the files show is
-refused here, before a worker is started; what only loading shows is in `chunkvisor_worker.model`.
+A finite vector of the wrong model is the worst result, because no check of vectors sees it: what
+the files show is refused here, before a worker is started; what only loading shows is in
+`chunkvisor_worker.model`.
 """
 
 import contextlib
@@ -19,13 +20,15 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 
-# Names of weight files, of the best kind first; a folder may have the same weights under several of them.
+# Names of weight files, of the best kind first; a folder may have the same weights under several of
+# them.
 _WEIGHTS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
     ("*.safetensors",),
     ("pytorch_model*.bin",),
 )
-# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or with `model.dtype`.
+# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or
+# with `model.dtype`.
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
 _OURS = "SentenceTransformer"
@@ -64,7 +67,10 @@ def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _modules_of(folder: Path) -> dict[str, str]:
-    """Return the type of each module by its path, of those in a Router as well; "." is the folder itself."""
+    """Return the type of each module by its path, of those in a Router as well.
+
+    "." is the folder itself.
+    """
     found = dict[str, str]()
     waiting = [{"path": "."}, *(_read_modules(folder) or [])]
     while waiting:
@@ -159,7 +165,8 @@ def _dimension(
             width = settings.get(
                 "embedding_dimension", settings.get("word_embedding_dimension", dimension)
             )
-            # Each mode gives a vector, one after the other: a list since sentence-transformers 6; before, flags.
+            # Each mode gives a vector, one after the other: a list since sentence-transformers 6;
+            # before, flags.
             modes = settings.get("pooling_mode")
             flags = [
                 key
@@ -193,7 +200,10 @@ def repository_of(model: ModelConfig | ModelSpec) -> Repository:
 
 
 def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Repository]:
-    """Yield what the folder's files name elsewhere: modules, bases of adapters, tokenizers, code that is trusted."""
+    """Yield what the folder's files name elsewhere.
+
+    Modules, bases of adapters, tokenizers, code that is trusted.
+    """
     for path in _modules_of(folder):
         here = folder / path
         if path.startswith(("..", "/")):
@@ -214,7 +224,8 @@ def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Reposit
 def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str]]:
     """Check the files in the folder, and return warnings: (what, what to do) each.
 
-    Nothing is found for a plug-in or a model that is not here yet. Raises Halt (78) for the first fault.
+    Nothing is found for a plug-in or a model that is not here yet. Raises Halt (78) for the first
+    fault.
     """
     if folder is None or config.model.is_plugin:
         return []
@@ -223,7 +234,10 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     code = check_folder(here, model)
     _refuse_wrong_kind(model, _read_modules(here), saved)
     if code and model.trust_remote_code is False:
-        what = f"the Python code of {model.name} ({code}) is left out, because model.trust_remote_code is false"
+        what = (
+            f"the Python code of {model.name} ({code}) is left out, because "
+            f"model.trust_remote_code is false"
+        )
         warnings.append((what, "compare some vectors with the author's, by model.expect"))
     encodes = {name: config.effective_encode(name) for name in config.outputs}
     heeds_task = model.trust_remote_code is True and bool(code)
@@ -244,7 +258,10 @@ def _check_prompts(
     *,
     heeds_task: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Yield warnings of prompts and tasks. Raises Halt (78) for the name of a prompt that the model does not have."""
+    """Yield warnings of prompts and tasks.
+
+    Raises Halt (78) for the name of a prompt that the model does not have.
+    """
     known = _mapping(saved.get("prompts"))
     if not any(known.get(name) for name in _OWN_PROMPTS):
         known = {name: text for name, text in known.items() if name not in _OWN_PROMPTS}
@@ -258,7 +275,8 @@ def _check_prompts(
         if name is not None and name not in known:
             raise config_error(
                 f"{key}: the model {model.name} has no prompt {name!r}",
-                'Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
+                "Set it to one that the model has; or take it out, and set encode.prompt to the "
+                'text itself, "" '
                 "for none.",
                 why=f"it has {', '.join(map(repr, known)) or 'none'}",
             )
@@ -274,8 +292,14 @@ def _check_prompts(
         ):
             idle.append(output)
     if names and without and not default:
-        what = f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put before the texts"
-        mend = 'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that none is wanted'
+        what = (
+            f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put "
+            f"before the texts"
+        )
+        mend = (
+            'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that '
+            "none is wanted"
+        )
         yield what, mend
     if idle:
         what = f"{listed(idle, 3)}: the model {model.name} has no prompt and no route for the task"
@@ -297,7 +321,8 @@ def _strings(value: Any) -> Iterator[str]:
 def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
     """Name the Python code that the files of the model's folder name, or of that of its base.
 
-    Raises Halt (78) if the config does not say whether to run it, or if pointers of Git LFS stand in their place.
+    Raises Halt (78) if the config does not say whether to run it, or if pointers of Git LFS stand
+    in their place.
     """
     _refuse_pointers(model, folder)
     places, names = list[str](), list[str]()
@@ -310,16 +335,21 @@ def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
     code = listed(list(dict.fromkeys(names)), 6)
     if code and model.trust_remote_code is None:
         raise config_error(
-            f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say whether to run it",
+            f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say "
+            f"whether to run it",
             _either_way(model, (folder / places[0]).parent),
-            why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code transformers takes its own "
+            why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code "
+            f"transformers takes its own "
             "class, and the vectors may be others than the author's",
         )
     return code
 
 
 def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
-    """Say what to write to run the code of a model, whose config.json is in `folder`, and what to leave it out."""
+    """Say what to write in the config to run a model's code, or to leave it out.
+
+    Its config.json is in `folder`.
+    """
     config = read_json(folder / "config.json")
     install = install_for(str(config.get("transformers_version") or "4"))
     kwargs = kwargs_without_code(config, read_json(folder / "tokenizer_config.json"), model.kwargs)
@@ -327,13 +357,15 @@ def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
     if "is_causal" in kwargs:
         more += " (is_causal: true, if in that code a token sees only those before it)"
     return (
-        "Read that code. Then set `model.trust_remote_code: true` to run it with the versions that it was written for "
-        f"({install}); or `model.trust_remote_code: false`{more} to take the class of transformers on purpose."
+        "Read that code. Then set `model.trust_remote_code: true` to run it with the versions that "
+        "it was written for "
+        f"({install}); or `model.trust_remote_code: false`{more} to take the class of transformers "
+        f"on purpose."
     )
 
 
 def _code_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file that names it, name of its class) of each piece of Python code that comes with the model."""
+    """Yield (file that names it, class) of each piece of code that comes with the model."""
     for path, kind in _modules_of(folder).items():
         for place in (os.path.normpath(f"{path}/{name}") for name in _CODE):
             for name in _strings(read_json(folder / place).get("auto_map")):
@@ -369,13 +401,16 @@ def _refuse_wrong_kind(
         )
     if modules is None and model.pooling is None:
         raise config_error(
-            f"{model.name} does not say how the vectors of its tokens become one: it has no modules.json",
+            f"{model.name} does not say how the vectors of its tokens become one: it has no "
+            f"modules.json",
             "Set model.pooling to mean, cls, lasttoken or max, as the model's author says.",
-            why="sentence-transformers would make up a pooling, which may not be that of the model's training",
+            why="sentence-transformers would make up a pooling, which may not be that of the "
+            "model's training",
         )
     if modules is not None and model.pooling is not None:
         raise config_error(
-            f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says how it pools",
+            f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says "
+            f"how it pools",
             "Leave model.pooling out.",
         )
 
@@ -384,9 +419,11 @@ def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
     name = read_json(folder / path / "config.json").get("activation_function")
     if isinstance(name, str) and not name.startswith("torch."):
         raise config_error(
-            f"{model.name} has a Dense layer with the activation {name}, which is not part of torch",
+            f"{model.name} has a Dense layer with the activation {name}, which is not part of "
+            f"torch",
             "If you trust it, set model.trust_remote_code to true; or choose another model.",
-            why=f"{path}/config.json names it; without model.trust_remote_code sentence-transformers puts Tanh in its "
+            why=f"{path}/config.json names it; without model.trust_remote_code "
+            f"sentence-transformers puts Tanh in its "
             "place",
         )
 
@@ -394,7 +431,7 @@ def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
 def _refuse_undecided_route(
     model: ModelConfig, folder: Path, path: str, encodes: Mapping[str, EncodeConfig]
 ) -> None:
-    """Refuse a Router with other modules for queries than for documents, if an output does not say which it has."""
+    """Refuse a Router whose routes differ, if an output does not say which it takes."""
     name, saved = _read_router(folder / path)
     place = os.path.normpath(f"{path}/{name}")
     routes = _mapping(saved.get("structure"))
@@ -412,7 +449,8 @@ def _refuse_undecided_route(
         if task in routes or any(str(key).startswith(f"({task!r}, ") for key in mappings):
             continue
         raise config_error(
-            f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
+            f"output {output}: {model.name} encodes by different routes "
+            f"({listed(list(routes), 6)}), and "
             f"encode.task is {task or 'not set'}",
             f"Set {ways}; under outputs.{output} for this output alone.",
             why=f"{place} has the routes",

@@ -1,4 +1,6 @@
-"""Where the model's files are, and which revision of them: resolved once, then fixed for the workdir.
+"""Where the model's files are, and which revision of them.
+
+Resolved once, then fixed for the workdir.
 
 The hub is asked only here, in a child process: workers run offline.
 """
@@ -32,11 +34,13 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 
 NAME_REMEDY = (
-    "Write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
+    "Write model.name as the path of a model's folder, from the root or from the folder of the "
+    "config (with `encode`, "
     "from the current one), or as its hub id, owner/name."
 )
 _OFFLINE = (
-    "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
+    "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: "
+    "copy the model to "
     "this machine, and write its folder as model.name."
 )
 # What huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second.
@@ -48,10 +52,10 @@ class ModelSource:
     """A resolved model."""
 
     path: str | None  # local folder; None for a plug-in
-    revision: (
-        str | None
-    )  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
-    # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files are named by content.
+    revision: str | None
+    """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
+    # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files
+    # are named by content.
     stamps: dict[str, Stamp] = field(default_factory=dict)
     # What its files name outside its folder, by hub id or path.
     outside: dict[str, "ModelSource"] = field(default_factory=dict)
@@ -81,28 +85,37 @@ class ModelSource:
                 for each in (self.stamps, found)
             )
             changed = sorted(path for path, _ in before ^ after)
-            # What was touched and holds the same has a new stamp, which spares the next look from reading it again.
+            # What was touched and holds the same has a new stamp, which spares the next look from
+            # reading it again.
             self.stamps = self.stamps if changed else found
         except OSError as error:
             changed = [f"{error.filename}: {error.strerror}"]
         if changed:
             raise config_error(
                 f"the model folder {self.path} was changed during the run",
-                "Put the folder back as it was, and run the same command again: what was committed before the "
+                "Put the folder back as it was, and run the same command again: what was committed "
+                "before the "
                 "change stays. Or choose another workdir for the changed model.",
-                why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
+                why=f"{changed[0]} is not what it was when the run began; vectors of two models "
+                f"would be mixed in one "
                 "file",
             )
 
     def settled_since(self, time_ns: int) -> bool:
-        """Whether no file has been touched since that time, by change times, which no call can set back (inode(7))."""
+        """Whether no file has been touched since that time.
+
+        By change times, which no call can set back (inode(7)).
+        """
         return all(stamp.ctime_ns < time_ns for stamp in self.stamps.values())
 
 
 def _stamp_files(
     folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, Stamp]:
-    """Stamp all files of the folder, by their path; those that are untouched since `known` are not read again."""
+    """Stamp all files of the folder, by their path.
+
+    Those that are untouched since `known` are not read again.
+    """
     stamps = dict[str, Stamp]()
     for path in _files_of(folder):
         on_wait()
@@ -112,7 +125,10 @@ def _stamp_files(
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
+    """Yield the files of a model, sorted by their paths: all but hidden ones and compiled code.
+
+    Raises OSError.
+    """
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
@@ -126,7 +142,8 @@ def _require_model(folder: Path) -> None:
     """Raise Halt (78) if no file says what the folder's model is."""
     if not any(os.access(folder / name, os.R_OK) for name in ("config.json", "modules.json")):
         raise config_error(
-            f"{folder} holds no model: it has neither config.json nor modules.json that you may read",
+            f"{folder} holds no model: it has neither config.json nor modules.json that you may "
+            f"read",
             NAME_REMEDY,
         )
 
@@ -139,8 +156,8 @@ def resolve_local(
 ) -> ModelSource:
     """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
-    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file. Raises OSError if the
-    folder cannot be read.
+    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file.
+    Raises OSError if the folder cannot be read.
     """
     record = read_models(cache)
     stamps = _stamp_files(folder, record.stamps, on_wait)
@@ -167,11 +184,14 @@ def resolve_hub(
     *,
     anew: bool = False,
 ) -> ModelSource:
-    """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
+    """Resolve a hub id to a commit and download it.
 
-    With `anew` the hub is asked in any case, and the answer replaces what was fixed. `pause(seconds, waited_s, why)` is
-    called between tries, `on_wait` about ten times a second; what they raise ends the download. Raises Halt: 75 if the
-    hub stays out of reach, 78 if `what` is not to be had; OSError.
+    The commit that this workdir has already fixed stays.
+
+    With `anew` the hub is asked in any case, and the answer replaces what was fixed.
+    `pause(seconds, waited_s, why)` is called between tries, `on_wait` about ten times a second;
+    what they raise ends the download. Raises Halt: 75 if the hub stays out of reach, 78 if `what`
+    is not to be had; OSError.
     """
     pinned = None if anew else pinned_source(cache, wanted)
     if pinned is not None and pinned.path is not None:
@@ -212,7 +232,8 @@ def fetch_model(
 ) -> ModelSource | Verdict:
     """Give the snapshot, or say why the child that asks the hub has none.
 
-    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what
+    `on_wait` raises.
     """
     files = AttemptFiles(scratch)
     make_folder(scratch, durable=False)
@@ -229,7 +250,10 @@ def fetch_model(
 
 
 def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
-    """Give the commit of the hub that this workdir has fixed, if any; the path is None if its files are gone."""
+    """Give the commit of the hub that this workdir has fixed, if any.
+
+    The path is None if its files are gone.
+    """
     asked = (wanted.name, wanted.asked)
     pin = next((each for each in read_models(cache).pins if (each.name, each.asked) == asked), None)
     if pin is None:
@@ -246,9 +270,10 @@ def take_outside(
 ) -> None:
     """Find what the model's files name outside its folder, and what that names.
 
-    `read` gets the path of a folder, `fetch` what is none, and words for it. What is of the hub is laid out in `hub`
-    for workers: a cache like the one that it lies in, but with these commits as the newest, whatever is downloaded
-    later. Raises what they raise, and Halt (78) as `check_folder`.
+    `read` gets the path of a folder, `fetch` what is none, and words for it. What is of the hub is
+    laid out in `hub` for workers: a cache like the one that it lies in, but with these commits as
+    the newest, whatever is downloaded later. Raises what they raise, and Halt (78) as
+    `check_folder`.
     """
     waiting, snapshots = [Path(str(source.path))], list[Path]()
     while waiting:

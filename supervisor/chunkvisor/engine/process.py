@@ -26,22 +26,25 @@ _FIXED = {
     "PYTHONFAULTHANDLER": "1",
     # The last lines before a kill are in the log.
     "PYTHONUNBUFFERED": "1",
-    # The model was resolved before the first worker: none of them waits for, or is limited by, the hub.
+    # The model was resolved before the first worker: none of them waits for, or is limited by, the
+    # hub.
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # CUDA's own order is fastest first; in this one, its indices are nvidia-smi's.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # With expandable segments, torch asks NVML for fabric handles and asserts if NVML is broken; nothing here
-    # shares memory between processes, which is all that it is needed for.
+    # With expandable segments, torch asks NVML for fabric handles and asserts if NVML is broken;
+    # nothing here shares memory between processes, which is all that it is needed for.
     "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
 }
-# Threads that spin at every barrier starve the worker next to them: on 2 cores that others use as well, a batch
-# takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
+# Threads that spin at every barrier starve the worker next to them: on 2 cores that others use as
+# well, a batch takes more than twice as long as with threads that sleep
+# (docs/explanation/performance.md).
 _CPU_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 _THREADS_NEXT_TO_GPU = 8
 
-# A process that has them speaks to the service manager in the name of the parent (sd_notify(3)): not for a child.
+# A process that has them speaks to the service manager in the name of the parent (sd_notify(3)):
+# not for a child.
 SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 _REMOVED = SERVICE_MANAGERS | {
     # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
@@ -52,13 +55,15 @@ _REMOVED = SERVICE_MANAGERS | {
 
 
 def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
-    """Choose the threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores, for a GPU a few.
+    """Choose the threads of a worker.
 
-    It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
+    What OMP_NUM_THREADS (`wanted`) says, else the usable cores, for a GPU a few.
+
+    It is laid down, not left to the libraries, so that a forked worker adds up in the same order as
+    a fresh one.
     """
-    first = (
-        (wanted or "").partition(",")[0].strip()
-    )  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    first = (wanted or "").partition(",")[0].strip()
     if first.isdecimal() and int(first):
         return int(first)
     return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
@@ -73,9 +78,12 @@ def worker_environment(
     threads: int,
     blocking_launches: bool = False,
 ) -> dict[str, str]:
-    """Make the environment of a worker on `device`: the parent's, what we need, and the config's `env` over both.
+    """Make the environment of a worker on `device`.
 
-    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's manual).
+    The parent's, what we need, and the config's `env` over both.
+
+    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's
+    manual).
     """
     on_cpu = device == CPU
     kept = {name: value for name, value in base.items() if name not in _REMOVED}
@@ -96,7 +104,10 @@ def worker_environment(
 def spawn(
     command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a new session; what it prints is appended to the log. Closes `stdin` here. Raises OSError."""
+    """Start a process in a new session; what it prints is appended to the log. Closes `stdin` here.
+
+    Raises OSError.
+    """
     with stdin, open(log, "ab") as stream:
         return subprocess.Popen(
             command,
@@ -119,10 +130,10 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
 
 
 def end_orphans(*run_ids: str) -> list[int]:
-    """Kill every process on this machine that one of these finished runs has started, and return their pids.
+    """Kill every process here that one of these finished runs has started; return their pids.
 
-    Workers end themselves when their parent dies; what is left is what they have started, or one that hangs in the
-    kernel.
+    Workers end themselves when their parent dies; what is left is what they have started, or one
+    that hangs in the kernel.
     """
     found = []
     for process in psutil.process_iter():
@@ -136,7 +147,10 @@ def end_orphans(*run_ids: str) -> list[int]:
 
 
 def readable(fd: int, wait_s: float = 0.0) -> bool:
-    """Whether the descriptor is readable, or gets so in time; by poll(2), since select(2) ends at number 1023."""
+    """Whether the descriptor is readable, or gets so in time.
+
+    By poll(2), since select(2) ends at number 1023.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
@@ -146,7 +160,7 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
 
 
 def oom_kills() -> int:
-    """Count the processes that this machine's kernel has killed for lack of memory, its cgroups' included.
+    """Count the processes that the kernel has killed for lack of memory, in cgroups as well.
 
     Only a rise of this count is evidence; a SIGKILL alone is not. 0 if there is no counter.
     """

@@ -33,7 +33,10 @@ _MOST_BYTES = 16 << 20
 def difference_and_cosine(
     found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]
 ) -> tuple[float, float]:
-    """(length of the difference, relative to that of the right vector; cosine); two zero vectors are equal."""
+    """(length of the difference, relative to that of the right vector; cosine).
+
+    Two zero vectors are equal.
+    """
     one = found.astype(np.float64)
     other = right.astype(np.float64)
     lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
@@ -54,7 +57,8 @@ class Expected:
     def refusal(self, found: npt.NDArray[np.float32], dtype: str, model: ModelSpec) -> Halt | None:
         """Return a Halt (78) if the vectors that the model gives are not those.
 
-        `found` has the shape of `vectors`, or another dimension; `dtype` is that of the weights that made it.
+        `found` has the shape of `vectors`, or another dimension; `dtype` is that of the weights
+        that made it.
         """
         allowed = allowed_difference(dtype, model)
         if found.shape[1] != self.vectors.shape[1]:
@@ -72,13 +76,21 @@ class Expected:
                 return None
             worst = min(wrong, key=lambda at: compared[at][1])
             difference, cosine = compared[worst]
-            why = f"{len(wrong)} of {len(self.texts)} vectors in {self.path} are others; the worst is line {worst + 1}"
-            why += f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of its length"
+            why = (
+                f"{len(wrong)} of {len(self.texts)} vectors in {self.path} are others; the worst "
+                f"is line {worst + 1}"
+            )
+            why += (
+                f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of "
+                f"its length"
+            )
             why += f" ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
         return config_error(
             f"the model {model.name} does not give the vectors that model.expect says",
-            "Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
-            "encode.prompt and encode.normalize with its page, and the versions of transformers and "
+            "Load it as its author does: compare model.trust_remote_code, model.kwargs, "
+            "model.pooling, "
+            "encode.prompt and encode.normalize with its page, and the versions of transformers "
+            "and "
             "sentence-transformers. Or correct the file.",
             why=why,
         )
@@ -114,7 +126,8 @@ def read_expected(path: Path) -> Expected:
             raise config_error(
                 f"model.expect: line {number} of {path} is not what is expected",
                 'Correct it: each line is like {"text": "some words", "vector": [0.25, -0.5]}.',
-                why="it must have a text and a vector of finite numbers, not all of them 0, as many as the lines above",
+                why="it must have a text and a vector of finite numbers, not all of them 0, as "
+                "many as the lines above",
             ) from None
         texts.append(text)
         vectors.append(vector)
@@ -134,9 +147,8 @@ class Trial:
     verdict: Verdict
     vectors: npt.NDArray[np.float32] | None  # of shape (texts, dimension); None if it failed
     log_line: str  # the last of its log
-    phase_s: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds that it spent in each phase
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that it spent in each phase."""
     dtype: str = ""  # of the weights as loaded
     notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
 
@@ -146,7 +158,8 @@ class Trial:
             ExitCode(self.verdict.exit_code or ExitCode.TRY_AGAIN),
             f"{what}: {self.verdict.outcome}",
             self.verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
-            why=f"{self.verdict.reason}; the last line of the worker's log: {self.log_line or 'nothing'}",
+            why=f"{self.verdict.reason}; the last line of the worker's log: "
+            f"{self.log_line or 'nothing'}",
             see=self.verdict.see,
         )
 
@@ -162,7 +175,9 @@ def try_texts(
     limits: Limits = ONE_ROW,
     workers: int = 1,
 ) -> Trial:
-    """Run a worker in the existing empty folder, one of `workers` at a time; without `limits`, each text is a batch.
+    """Run a worker in the existing empty folder, one of `workers` at a time.
+
+    Without `limits`, each text is a batch.
 
     Raises OSError, and what `on_wait` raises.
     """

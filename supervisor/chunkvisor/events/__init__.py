@@ -1,4 +1,7 @@
-"""What happens in a run: the events, the journal that keeps them, and the state that they add up to.
+"""What happens in a run.
 
-May import config and down, so that every package that does something can report it. Knows no folder and no screen.
+The events, the journal that keeps them, and the state that they add up to.
+
+May import config and down, so that every package that does something can report it. Knows no folder
+and no screen.
 """

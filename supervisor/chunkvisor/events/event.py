@@ -1,8 +1,8 @@
 """The events of a run: frozen dataclasses, whose fields are the keys of their lines in the journal.
 
-`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line. To add an event, write its
-class here, with `words` if people should read of it: attributes stand in braces, and `{chunks:chunk}` counts chunks.
-`stage` says what the run is at from then on.
+`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line. To add
+an event, write its class here, with `words` if people should read of it: attributes stand in
+braces, and `{chunks:chunk}` counts chunks. `stage` says what the run is at from then on.
 """
 
 import re
@@ -22,9 +22,8 @@ class Weight(IntEnum):
 
     NEWS = 0
     CARE = 1  # something went wrong, and the run handles it
-    LOSS = (
-        2  # something is lost or left undone, at least by this run: it is shown even with --quiet
-    )
+    # something is lost or left undone, at least by this run: it is shown even with --quiet
+    LOSS = 2
 
 
 CARE = Weight.CARE
@@ -47,7 +46,10 @@ class Event:
     stage: ClassVar[str] = ""
 
     def __init_subclass__(cls, weight: Weight | None = None) -> None:
-        """Make a frozen dataclass of the class; a name that ends in Event is for what several have in common."""
+        """Make a frozen dataclass of the class.
+
+        A name that ends in Event is for what several have in common.
+        """
         # `dataclass` would compile comparison and repr for each class, at every start of a command.
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
@@ -64,7 +66,10 @@ class Event:
 
     @property
     def line(self) -> str:
-        """What people read of it, on one line without control characters; empty if they need not know."""
+        """What people read of it, on one line without control characters.
+
+        Empty if they need not know.
+        """
         return plain(self._sentence())
 
     def _sentence(self) -> str:
@@ -141,7 +146,10 @@ class WorkPlanned(Event):
         todo = f"to do: {self.texts_left:,} of {texts}, {self.chunks_left:,} of {chunks}"
         if not self.texts_per_s:
             return todo
-        return f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the last run"
+        return (
+            f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the "
+            f"last run"
+        )
 
 
 class Note(Event):
@@ -246,7 +254,10 @@ class Staging(OutputEvent):
 class OutputOpened(OutputEvent):
     """There is work to do for it."""
 
-    words = "{output}: {rows:row}, {distinct:distinct text}, {chunks:chunk} of up to {chunk_size:,}, {chunks_done} done"
+    words = (
+        "{output}: {rows:row}, {distinct:distinct text}, {chunks:chunk} of up to {chunk_size:,}, "
+        "{chunks_done} done"
+    )
     rows: int
     distinct: int
     chunks: int
@@ -280,7 +291,10 @@ class OutputComplete(OutputAlreadyComplete):
 
     def _sentence(self) -> str:
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
-        cut = f"; {counted(self.truncated, 'row')} cut{at}, listed in {PurePath(self.path).stem}.truncated.jsonl"
+        cut = (
+            f"; {counted(self.truncated, 'row')} cut{at}, listed in "
+            f"{PurePath(self.path).stem}.truncated.jsonl"
+        )
         return super()._sentence() + cut * bool(self.truncated)
 
 
@@ -324,7 +338,10 @@ class WorkerEnded(AttemptEvent):
 class WorkerLeaving(AttemptEvent):
     """The worker was asked to end early."""
 
-    words = "{output} chunk {chunk} stops after the current batch, as there is no time; its finished texts are saved"
+    words = (
+        "{output} chunk {chunk} stops after the current batch, as there is no time; its finished "
+        "texts are saved"
+    )
 
 
 class FailureEvent(AttemptEvent):
@@ -350,9 +367,8 @@ class AttemptFailed(FailureEvent, weight=CARE):
     """At a whole chunk."""
 
     def _sentence(self) -> str:
-        which = (
-            f", attempt {self.attempt}" if self.attempt else ""
-        )  # 0 = no worker could be started
+        # 0 = no worker could be started
+        which = f", attempt {self.attempt}" if self.attempt else ""
         then = f"; {self.then}" if self.then else ""
         return (
             f"{self.output} chunk {self.chunk}{which}: {self.outcome}: {self.reason}{self.at}{then}"
@@ -389,7 +405,10 @@ class ChunkCommitted(ChunkEvent):
 
 
 class PartCommitted(ChunkEvent):
-    """Some texts of a chunk have their vectors: one that was taken apart, or of which an attempt had finished some."""
+    """Some texts of a chunk have their vectors.
+
+    One that was taken apart, or of which an attempt had finished some.
+    """
 
     start: int = 0
     stop: int = 0
@@ -414,7 +433,8 @@ class ChunkSplit(ChunkEvent, weight=CARE):
     again: bool = False  # the search was reported before
 
     def _sentence(self) -> str:
-        # A search may take some thirty steps: they are read from the view's one line, which follows it.
+        # A search may take some thirty steps: they are read from the view's one line, which follows
+        # it.
         return "" if self.again else super()._sentence()
 
 

@@ -1,7 +1,7 @@
 """The journal: what happened, one JSON object a line, in order.
 
-Nothing is decided by it: if it is lost, torn or damaged, what happened is forgotten, and not a single row. Lines that
-cannot be read are passed over.
+Nothing is decided by it: if it is lost, torn or damaged, what happened is forgotten, and not a
+single row. Lines that cannot be read are passed over.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ class Journal:
     def write(self, event: Event) -> None:
         """Append one event; a full disk swallows it.
 
-        It is one write(2) with O_APPEND, so that a reader never sees two events mixed. It is not synced: no resume
-        depends on it.
+        It is one write(2) with O_APPEND, so that a reader never sees two events mixed. It is not
+        synced: no resume depends on it.
         """
         t = round(time.time(), 3)
         line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
@@ -87,7 +87,10 @@ def read_events(path: Path) -> Iterator[Logged]:
 
 
 def read_with_trials(workdir: Path, journal: Path) -> Iterator[Logged]:
-    """Yield the events of the trials of this workdir (`run --max-rows`), the largest last, then its own."""
+    """Yield the events of the workdir's trials (`run --max-rows`), then its own.
+
+    The largest trial comes last.
+    """
     folders = workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")
     for folder in sorted(folders, key=lambda each: (len(each.name), each)):
         yield from read_events(folder / journal.relative_to(workdir))

@@ -1,4 +1,7 @@
-"""What the events of a journal add up to: the one value that all views are made from, through `show.snapshot`."""
+"""What the events of a journal add up to.
+
+The one value that all views are made from, through `show.snapshot`.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +13,8 @@ from chunkvisor.events.event import STOPPING, Event, plain
 from chunkvisor_worker.contract.exits import Outcome
 
 _WINDOW = 48
-"""Commits over which the rates of a live run are taken: long enough to be calm, short enough to follow a change."""
+"""Commits over which the rates of a live run are taken: long enough to be calm, short enough to
+follow a change."""
 
 
 class AttemptKey(NamedTuple):
@@ -51,7 +55,10 @@ class Progress:
 
     @property
     def estimated(self) -> bool:
-        """Whether `rows_done` is an estimate: in how many rows the encoded texts are is not counted."""
+        """Whether `rows_done` is an estimate.
+
+        In how many rows the encoded texts are is not counted.
+        """
         return self.distinct != self.rows and 0 < self.share < 1
 
 
@@ -79,7 +86,8 @@ class DeviceTimes:
     idle_s: float = 0.0
     """Time between workers: what isolation costs."""
     startup_s: float = 0.0
-    """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of others."""
+    """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of
+    others."""
 
     def add(self, ended: of.WorkerEnded) -> None:
         """Take in the end of a worker."""
@@ -96,9 +104,8 @@ class RunState:
     wanted: tuple[str, ...] = ()  # outputs of the config
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
     texts_per_s: float | None = None  # by the last commit
-    outputs: dict[str, Progress] = field(
-        default_factory=dict
-    )  # until this run tells of them, as the one before did
+    outputs: dict[str, Progress] = field(default_factory=dict)
+    """Until this run tells of them, as the one before did."""
 
     workdir: str = ""  # as the run sees it; empty until it has reported it
     command: str = ""
@@ -112,30 +119,26 @@ class RunState:
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     gpus: tuple[str, ...] = ()  # their UUIDs
     on_cluster: bool = False  # its devices come with the nodes of a cluster
-    saved: Counter[tuple[str, int]] = field(
-        default_factory=Counter
-    )  # texts that this run has kept, by open chunk
-    searched: dict[tuple[str, int], int] = field(
-        default_factory=dict
-    )  # texts left, by chunk with one that fails
+    saved: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Texts that this run has kept, by open chunk."""
+    searched: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Texts left, by chunk with one that fails."""
     chunks_here: int = 0  # committed by this run
     first_go_s: float | None = None
-    start_s: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds before that, by what the run was at
-    phases_s: dict[str, float] = field(
-        default_factory=dict
-    )  # of the template and of workers that committed a chunk
+    start_s: dict[str, float] = field(default_factory=dict)
+    """Seconds before that, by what the run was at."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Of the template and of workers that committed a chunk."""
     kept_s: float = 0.0  # when texts of this run were last committed or saved
     points: list[tuple[float, int, int]] = field(default_factory=list)
-    """(when, texts, tokens) that it had committed, after its first `go` and after each of the last commits."""
+    """(when, texts, tokens) that it had committed, after its first `go` and after each of the last
+    commits."""
     failed: int = 0  # attempts
     set_aside: int = 0  # chunks
     dropped: int = 0  # devices
     waits_until_s: float = 0.0
-    waits_for: str = (
-        ""  # empty again once the run has got on: between two waits for the same thing it has not
-    )
+    waits_for: str = ""
+    """Empty again once the run has got on: between two waits for the same thing it has not."""
 
     def total(self, name: str) -> int:
         """Add up a count of all outputs."""
@@ -294,7 +297,7 @@ def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
-    """Name the devices of this machine or of a node shortly, by their numbers, which begin with `first`."""
+    """Name the devices of a machine shortly, by their numbers, which begin with `first`."""
     names = enumerate(devices.split(", "), first)
     return {
         str(number): f"{node}{'CPU' if name == 'cpu' else f'GPU {number - first}'}"

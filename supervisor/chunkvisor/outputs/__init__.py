@@ -1,4 +1,6 @@
-"""From staged texts to final files: takes vectors over, joins chunks, publishes, and keeps the record of it.
+"""From staged texts to final files.
+
+Takes vectors over, joins chunks, publishes, and keeps the record of it.
 
 May import sources and down.
 """

@@ -31,7 +31,7 @@ from chunkvisor_worker.contract.files import make_folder
 
 
 def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
-    """Raise Halt (78) if outputs that are to stand side by side have not the same number of rows."""
+    """Raise Halt (78) if outputs to be combined do not have the same number of rows."""
     for name, members in combine.items():
         counts = {member: rows[member] for member in members if member in rows}
         if len(set(counts.values())) > 1:
@@ -48,11 +48,13 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
 def combine(
     layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
 ) -> tuple[dict[str, Any], bool]:
-    """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
+    """Put finals side by side in one array of their dtype.
 
-    Returns the manifest, and whether the final was there already: it is made anew if one of them has
-    changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something else is
-    in its place, 74 if a member is damaged), OSError.
+    `members` are their manifests, by name of the output.
+
+    Returns the manifest, and whether the final was there already: it is made anew if one of them
+    has changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something
+    else is in its place, 74 if a member is damaged), OSError.
     """
     go_on(layout)
     fingerprint = digest_of(

@@ -1,4 +1,6 @@
-"""Says who has vectors of an output's texts: final files of this workdir and of others, and chunks; and reads them.
+"""Says who has vectors of an output's texts: final files of this workdir and of others, and chunks.
+
+And reads them.
 
 Only under the same vector identity.
 """
@@ -37,21 +39,21 @@ class Donor:
     place: Place
     index: Path  # of the texts of its source
     facts: Facts
-    blocks: Callable[
-        [], Blocks
-    ]  # read its vectors and check them; raises BadVectorsError, FileNotFoundError
-    numbers: Callable[
-        [Rows], Rows
-    ]  # its numbers for rows of that source; -1 = it has no vector for them
-    tokens: Callable[
-        [Rows], Rows
-    ]  # tokens before the cut for numbers of it: 0 = whole, -1 = not counted
+    blocks: Callable[[], Blocks]
+    """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
+    numbers: Callable[[Rows], Rows]
+    """Its numbers for rows of that source; -1 = it has no vector for them."""
+    tokens: Callable[[Rows], Rows]
+    """Tokens before the cut for numbers of it: 0 = whole, -1 = not counted."""
 
 
 def of_final(
     layout: OutputLayout, standing: Standing | None, wanted: Identity, words: str
 ) -> Donor | None:
-    """Offer the final file that stands, of this generation; None if `wanted` can have nothing of it."""
+    """Offer the final file that stands, of this generation.
+
+    None if `wanted` can have nothing of it.
+    """
     try:
         fixed = read_fixed(layout)
         if fixed is None or standing is None or not _fits(layout, fixed, wanted):
@@ -82,7 +84,10 @@ def of_output(layout: OutputLayout, wanted: Identity, words: str) -> Donor | Non
 
 
 def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Donor | None]:
-    """Offer finished outputs of other workdirs. Raises Halt (78) if one of the folders is not a workdir."""
+    """Offer finished outputs of other workdirs.
+
+    Raises Halt (78) if one of the folders is not a workdir.
+    """
     for folder in folders:
         layout = Layout(folder)
         if not layout.outputs.is_dir():

@@ -1,4 +1,7 @@
-"""ENCODING ──► PUBLISHING: all chunks are committed; they are joined, and the manifest says what the file is."""
+"""ENCODING ──► PUBLISHING: all chunks are committed.
+
+They are joined, and the manifest says what the file is.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +25,9 @@ from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
-_MAX_LINES = 100  # for that many quarantined rows, the line of the source is looked up, which reads the source up to it
+# for that many quarantined rows, the line of the source is looked up, which reads the source up to
+# it
+_MAX_LINES = 100
 
 
 def finish(
@@ -37,7 +42,9 @@ def finish(
     more: dict[str, Any],
     on_block: Callable[[], None],
 ) -> dict[str, Any]:
-    """Return rows, dimension and path of the final file, and how many rows were cut; see `OutputRun.finish`.
+    """Return rows, dimension and path of the final file, and how many rows were cut.
+
+    See `OutputRun.finish`.
 
     Raises Halt, OSError, and what `on_block` raises.
     """
@@ -115,7 +122,10 @@ def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
 def quarantined(
     ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
-    """Give all rows without a vector, in order. Calls `on_block` now and then; it may raise to stop."""
+    """Give all rows without a vector, in order.
+
+    Calls `on_block` now and then; it may raise to stop.
+    """
     bad = bad_texts(ledger, reuse)
     if not bad:
         return
@@ -135,7 +145,9 @@ def quarantined(
 def _record_cut(
     ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
-    """Return the manifest's `truncated`, after the cut rows are listed in the state; None if they are not counted.
+    """Return the manifest's `truncated`, after the cut rows are listed in the state.
+
+    None if they are not counted.
 
     Calls `on_block` now and then; it may raise to stop. Raises OSError.
     """

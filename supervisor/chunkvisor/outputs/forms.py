@@ -54,15 +54,19 @@ class Numbers(NamedTuple):
 
 
 _SYNC_BYTES = 64 << 20
-"""As much is left to be synced at the end, when nothing else is to do, or a few times that on a slow disk."""
+"""As much is left to be synced at the end, when nothing else is to do, or a few times that on a
+slow disk."""
 
 _WRITE_BYTES = 256 << 10
-"""Written by one call. Calls of 4 MB took up to ten times the processor time on ext4 in a virtual machine; the cause is
-not known."""
+"""Written by one call. Calls of 4 MB took up to ten times the processor time on ext4 in a virtual
+machine; the cause is not known."""
 
 
 class HashedFile(io.FileIO):
-    """A new file that is hashed and synced in threads while it grows. What is written must not change afterwards."""
+    """A new file that is hashed and synced in threads while it grows.
+
+    What is written must not change afterwards.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
@@ -79,7 +83,8 @@ class HashedFile(io.FileIO):
             left = left[super().write(left[:_WRITE_BYTES]) :]
         self._unsynced_bytes += view.nbytes
         if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
-            self._syncing.result()  # an error of writing back is told once for a descriptor (errseq_t), perhaps here
+            # an error of writing back is told once for a descriptor (errseq_t), perhaps here
+            self._syncing.result()
             self._syncing, self._unsynced_bytes = self._pool.submit(os.fsync, self.fileno()), 0
         return view.nbytes
 
@@ -92,9 +97,8 @@ class HashedFile(io.FileIO):
 
     def close(self) -> None:
         """Close it, complete or not."""
-        self._pool.shutdown(
-            cancel_futures=True
-        )  # before the descriptor's number may be another file's
+        # before the descriptor's number may be another file's
+        self._pool.shutdown(cancel_futures=True)
         super().close()
 
 
@@ -102,14 +106,16 @@ ROW = "row"
 VECTOR = "vector"
 
 _GROUP_BYTES = 32 << 20
-"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in memory twice."""
+"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in
+memory twice."""
 
 _BATCH_VALUES = 1 << 16
-"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4 times the CPU time."""
+"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4
+times the CPU time."""
 
 
 class Carried:
-    """The columns of the rows table but for the number of the row, from the first row to the last, once."""
+    """The columns of the rows table, without the row's number, from first to last, once."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
@@ -147,8 +153,8 @@ class Format(NamedTuple):
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
     """Gives all rows in blocks; those without a vector are NaN.
 
-    Raises BadVectorsError if the file is not what it should be, or has another sha256 (hex) than the
-    one that is given; OSError.
+    Raises BadVectorsError if the file is not what it should be, or has another sha256 (hex) than
+    the one that is given; OSError.
     """
 
 
@@ -249,16 +255,20 @@ FORMATS = {
     FinalFormat.PARQUET: Format(_write_parquet, _read_parquet),
 }
 
+# keys of an output in the config that make its form
 FORM_KEYS = (
     "format",
     "dtype",
     "columns",
-)  # keys of an output in the config that make its form
+)
 
 
 @frozen
 class Form:
-    """As the config asks for it, or as a manifest has it. Without arguments: one .npy of float32."""
+    """As the config asks for it, or as a manifest has it.
+
+    Without arguments: one .npy of float32.
+    """
 
     format: FinalFormat = FinalFormat.NPY
     dtype: FinalDtype = FinalDtype.FLOAT32
@@ -306,6 +316,9 @@ def digest_in(record: dict[str, Any]) -> str:
 
 
 def clear_partial(layout: OutputLayout) -> None:
-    """Remove what was begun of a final in whatever form: its whole size is reserved. Raises OSError."""
+    """Remove what was begun of a final in whatever form: its whole size is reserved.
+
+    Raises OSError.
+    """
     for path in (*map(layout.partial, FinalFormat), layout.partial_rows):
         path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Joins the chunks of an output into its final, in bounded memory.
 
-The rows are put together in float32. A final of another form is made from a file of them that is not published.
+The rows are put together in float32. A final of another form is made from a file of them that is
+not published.
 """
 
 import contextlib
@@ -47,9 +48,8 @@ from chunkvisor.store.reuse import Reuse
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
 
-_HEADER_BYTES = len(
-    npy_header(1, 1)
-)  # numpy pads the header of every 2-D array of ours to this length
+# numpy pads the header of every 2-D array of ours to this length
+_HEADER_BYTES = len(npy_header(1, 1))
 
 
 class ChunkDamagedError(Exception):
@@ -73,7 +73,10 @@ class CopiesDamagedError(Halt):
 
 
 def ahead(found: Iterator[Stored]) -> Generator[Stored]:
-    """Give the same; the next block is read and hashed in a thread while the last is made into something else."""
+    """Give the same.
+
+    The next block is read and hashed in a thread while the last is made into something else.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="read-rows") as pool:
         coming = pool.submit(next, found, None)
         while (block := coming.result()) is not None:
@@ -149,7 +152,10 @@ def take_texts(
 
 
 def final_rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
-    """Give all rows of the final that a manifest describes, in blocks. Raises BadVectorsError, OSError."""
+    """Give all rows of the final that a manifest describes, in blocks.
+
+    Raises BadVectorsError, OSError.
+    """
     form = form_of(manifest)
     path = layout.file(form.format)
     numbers = Numbers(form.dtype, int(manifest["dimension"]))
@@ -177,8 +183,8 @@ def assemble(
 ) -> Final:
     """Make the final in that form under its partial name; `manifest.publish` gives it its name.
 
-    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, CopiesDamagedError, OSError; Halt
-    (78) if the numbers do not go into the form.
+    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError,
+    CopiesDamagedError, OSError; Halt (78) if the numbers do not go into the form.
     """
     assert ledger.facts is not None
     layout = ledger.layout
@@ -208,10 +214,13 @@ def _joined(
     at: Path,
     on_block: Callable[[], None],
 ) -> Iterator[Vectors]:
-    """Give the rows, which are written to `at`, in blocks; row i gets the vector of text `row_text[i]`.
+    """Give the rows, which are written to `at`, in blocks.
 
-    Texts are numbered in the order of their first row, so the chunks are read once, from the first to
-    the last; a row whose text came before gets its vector from the file, where it is written already.
+    Row i gets the vector of text `row_text[i]`.
+
+    Texts are numbered in the order of their first row, so the chunks are read once, from the first
+    to the last; a row whose text came before gets its vector from the file, where it is written
+    already.
     """
     per_block = max(1, BLOCK_BYTES // (4 * final.dimension))
     seen = 0
@@ -227,7 +236,8 @@ def _joined(
             if upto - seen < len(
                 ids
             ):  # else no text came before, and ids rise by one from row to row
-                # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
+                # Clipped, so that the rows of old texts get some vector for now: one copy instead
+                # of two.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
                 first = table.first_rows_of(ids[old])
@@ -244,7 +254,10 @@ def _joined(
 
 
 def bad_texts(ledger: Ledger, reuse: Reuse | None) -> dict[int, BadText]:
-    """Return the texts without a vector, by their numbers in the table. Raises DamagedError, OSError."""
+    """Return the texts without a vector, by their numbers in the table.
+
+    Raises DamagedError, OSError.
+    """
     if reuse is None:
         return ledger.bad
     return {int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
@@ -262,7 +275,10 @@ def _other_rows(text: int, ledger: Ledger, reuse: Reuse | None) -> Exception:
 
 
 def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
-    """Return the rows table, from the staged texts or from next to the final, if it is there. Raises OSError."""
+    """Return the rows table, from the staged texts or from next to the final, if it is there.
+
+    Raises OSError.
+    """
     places = (TableFiles(layout.table).rows, layout.rows_table)
     return next((path for path in places if path.is_file() and digest_file(path) == digest), None)
 
@@ -272,8 +288,8 @@ def write_final(
 ) -> str:
     """Write so many rows, which come in blocks, into the file `at`; return its sha256, hex.
 
-    It is on the disk then. Raises what `found` raises, and OSError, and then leaves nothing: whoever
-    waits for space would wait for this.
+    It is on the disk then. Raises what `found` raises, and OSError, and then leaves nothing:
+    whoever waits for space would wait for this.
     """
     carried = None
     try:

@@ -1,4 +1,4 @@
-"""Takes each output of a run from wherever it stands to COMPLETE, or to where its texts can be encoded."""
+"""Takes each output of a run to where its texts can be encoded, or to COMPLETE."""
 
 import os
 from collections.abc import Sequence
@@ -15,9 +15,12 @@ from chunkvisor_worker.contract.files import remove_folder
 
 
 def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]:
-    """Return all of them: COMPLETE as the config asks for it, ENCODING, or STAGED, which are to be planned.
+    """Return all of them.
 
-    Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
+    COMPLETE as the config asks for it, ENCODING, or STAGED, which are to be planned.
+
+    Raises Halt if a source is wrong, or the config differs from what the workdir was begun with;
+    OSError.
     """
     config = wanted.loaded.config
     for layout in layouts:

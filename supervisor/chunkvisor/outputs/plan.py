@@ -1,4 +1,7 @@
-"""STAGED ──► ENCODING: it is fixed which texts are encoded; vectors that the others have elsewhere are copied."""
+"""STAGED ──► ENCODING: it is fixed which texts are encoded.
+
+Vectors that the others have elsewhere are copied.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,10 +33,13 @@ from chunkvisor_worker.contract.messages import Facts
 
 
 def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
-    """Fix which texts are encoded, unless the plan of an earlier run holds; `others` are the other outputs of the run.
+    """Fix which texts are encoded, unless the plan of an earlier run holds.
 
-    The folder of the chunks appears with its plan, by one rename: killed before, all is planned again; after it, the
-    plan is fixed, and earlier generations go whose final file does not stand. Raises OSError, DamagedError.
+    `others` are the other outputs of the run.
+
+    The folder of the chunks appears with its plan, by one rename: killed before, all is planned
+    again; after it, the plan is fixed, and earlier generations go whose final file does not stand.
+    Raises OSError, DamagedError.
     """
     layout = found.layout
     name = layout.name
@@ -66,9 +72,10 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
 def count_shared(
     found: Found, before: Sequence[Found], complete: Sequence[OutputLayout]
 ) -> tuple[list[int], int]:
-    """Count the texts that nothing but each of these earlier outputs of the run is to have, one after the other.
+    """Count, for each of these earlier outputs of the run, texts that nothing else has.
 
-    And the texts that have a vector then, about: of what is there, texts without one count as well. Raises OSError.
+    And the texts that have a vector then, about: of what is there, texts without one count as well.
+    Raises OSError.
     """
     assert found.fixed is not None
     of_vectors = found.fixed.identity.of_vectors
@@ -89,7 +96,10 @@ def count_shared(
 
 
 def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
-    """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
+    """Find what may have vectors, in the order of preference.
+
+    From scratch, nothing the workdir has from before.
+    """
     assert found.fixed is not None
     layout = found.layout
     name = layout.name
@@ -133,10 +143,12 @@ def plan_reuse(
     emit: Emit,
     on_block: Callable[[], None],
 ) -> Facts | None:
-    """Make the plan of an output in a new folder, with what is copied; who comes first among the donors is preferred.
+    """Make the plan of an output in a new folder, with what is copied.
 
-    Calls `on_block` now and then; it may raise to stop. Returns the facts of the first vectors that are copied. Raises
-    OSError, Halt.
+    Who comes first among the donors is preferred.
+
+    Calls `on_block` now and then; it may raise to stop. Returns the facts of the first vectors that
+    are copied. Raises OSError, Halt.
     """
     make_folder(folder, durable=False)
     files = ReuseFiles(folder)
@@ -191,7 +203,9 @@ def plan_reuse(
 def _copy(
     found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]
 ) -> None:
-    """Write the vectors of the numbers `wanted`, which rise. All blocks are read, which checks them.
+    """Write the vectors of the numbers `wanted`, which rise.
+
+    All blocks are read, which checks them.
 
     Raises BadVectorsError, also for a vector with NaN; OSError.
     """

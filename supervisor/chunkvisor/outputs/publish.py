@@ -1,7 +1,9 @@
-"""Final files take their place, are made in another form, count no more, or are given up; and what lies next to them.
+"""Final files take their place, are made in another form, count no more, or are given up.
 
-A final file is replaced by one rename. What lies next to it can be made again: the rows table from the staged texts,
-the lists of rows from the state.
+And what lies next to them.
+
+A final file is replaced by one rename. What lies next to it can be made again: the rows table from
+the staged texts, the lists of rows from the state.
 """
 
 import itertools
@@ -64,11 +66,13 @@ class _Announced:
 
 
 def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
-    """Give the final file that is complete under its partial name its own, then write its records. Raises OSError.
+    """Give the final file that is complete under its partial name its own, then write its records.
 
-    Killed before the announcement is written, it is as if nothing had been joined; after it, `go_on` completes the
-    rest. The final file of before stands until one rename replaces it; one of another form, in another place, goes
-    once the new one is there.
+    Raises OSError.
+
+    Killed before the announcement is written, it is as if nothing had been joined; after it,
+    `go_on` completes the rest. The final file of before stands until one rename replaces it; one of
+    another form, in another place, goes once the new one is there.
     """
     before = standing_of(layout)
     ours: tuple[str, ...] = ()
@@ -80,7 +84,9 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 
 def go_on(layout: OutputLayout) -> Found:
-    """Complete a publication that a kill has ended, if its file is whole; each step may be done twice. Raises OSError.
+    """Complete a publication that a kill has ended, if its file is whole.
+
+    Each step may be done twice. Raises OSError.
 
     Else what was announced is forgotten, and its partial file removed.
     """
@@ -138,11 +144,13 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 def settle(
     found: Found, form: Form, more: dict[str, Any], emit: Emit, on_block: Callable[[], None]
 ) -> Found:
-    """Have a COMPLETE output in that form, with `more` in its manifest and all that lies next to it.
+    """Have a COMPLETE output in that form, with what lies next to it.
 
-    If that cannot be, it is another stage. Killed while it writes another form, it begins that again; from the
-    announcement on, see `publish`. Calls `on_block` now and then; it may raise to stop. Raises OSError; Halt (78) if
-    the form cannot be made from what is there.
+    `more` goes into its manifest.
+
+    If that cannot be, it is another stage. Killed while it writes another form, it begins that
+    again; from the announcement on, see `publish`. Calls `on_block` now and then; it may raise to
+    stop. Raises OSError; Halt (78) if the form cannot be made from what is there.
     """
     layout = found.layout
     assert found.standing is not None
@@ -151,7 +159,8 @@ def settle(
     if there != form and not there.is_exact:
         if not layout.chunks.exists():
             raise config_error(
-                f"output {layout.name} is complete in {there.dtype}, and the config now asks for another form",
+                f"output {layout.name} is complete in {there.dtype}, and the config now asks for "
+                f"another form",
                 f"Restore its {', '.join(FORM_KEYS)}, or add --from-scratch to encode it again.",
                 why="Rounded vectors cannot be made exact again, and the chunk files are gone.",
             )
@@ -175,7 +184,7 @@ def settle(
 
 
 def mend(layout: OutputLayout, standing: Standing) -> None:
-    """Write anew what is lost of the records of a final file that is whole, and of what lies next to it.
+    """Write lost records of a whole final file anew, and what lies next to it.
 
     Raises OSError.
     """
@@ -204,7 +213,9 @@ def reopen(found: Found) -> Found:
 
 
 def take_down(found: Found, emit: Emit) -> Found:
-    """Set aside what is in the place of a DAMAGED final file, then its manifest and record go. Raises OSError.
+    """Set aside what is in the place of a DAMAGED final file, then its manifest and record go.
+
+    Raises OSError.
 
     Killed in between, it is still DAMAGED.
     """
@@ -220,7 +231,10 @@ def take_down(found: Found, emit: Emit) -> Found:
 
 
 def tidy(layout: OutputLayout, *, keep_chunks: bool) -> None:
-    """Remove what a COMPLETE output needs no more; killed in between, the next run does the rest. Raises OSError."""
+    """Remove what a COMPLETE output needs no more; killed in between, the next run does the rest.
+
+    Raises OSError.
+    """
     for number in layout.generations():
         if number != layout.generation:
             remove_folder(layout.of(number).state)
@@ -233,7 +247,7 @@ def tidy(layout: OutputLayout, *, keep_chunks: bool) -> None:
 
 
 def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, Any]:
-    """Return the manifest's `format`, `dtype` and `digest`, and `carried` if columns are carried along."""
+    """Return `format`, `dtype` and `digest` of the manifest, and `carried` if there is."""
     said: dict[str, Any] = {
         "format": str(form.format),
         "dtype": str(form.dtype),
@@ -261,14 +275,20 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
 def damaged_sides(
     layout: OutputLayout, manifest: dict[str, Any]
 ) -> Iterator[tuple[Path, str | None]]:
-    """Give (file, what is wrong with it; None = nothing) of all that lies next to the final. Raises OSError."""
+    """Give (file, what is wrong with it; None = nothing) of all that lies next to the final.
+
+    Raises OSError.
+    """
     for path, digest in _sides(layout, manifest).items():
         other = OTHER_DIGEST if path.exists() else "is missing"
         yield path, None if has(path, digest) else other
 
 
 def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()) -> None:
-    """Write what is missing or is not what the manifest says; what stands there is set aside. Raises OSError."""
+    """Write what is missing or is not what the manifest says; what stands there is set aside.
+
+    Raises OSError.
+    """
     sources = {
         layout.rows_table: TableFiles(layout.table).rows,
         layout.truncated: layout.truncated_twin,
@@ -284,7 +304,10 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[P
 
 
 def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Write the list of all these rows into the state; return what the manifest says of them. Raises OSError."""
+    """Write the list of all these rows into the state; return what the manifest says of them.
+
+    Raises OSError.
+    """
     first = list(itertools.islice(rows, MOST_LISTED))
     said: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
     if not first:
@@ -302,7 +325,10 @@ def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> di
 
 
 def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give all rows without a vector, in order: the manifest has the first. Raises DamagedError, OSError."""
+    """Give all rows without a vector, in order: the manifest has the first.
+
+    Raises DamagedError, OSError.
+    """
     if len(manifest["quarantined"]) == manifest["quarantined_rows"]:
         yield from manifest["quarantined"]
         return

@@ -1,4 +1,7 @@
-"""ABSENT ──► STAGED, and the next generation: the source is read, and it is fixed what the output is of."""
+"""ABSENT ──► STAGED, and the next generation.
+
+The source is read, and it is fixed what the output is of.
+"""
 
 import os
 from collections.abc import Callable
@@ -36,7 +39,7 @@ class Wanted:
     more: dict[str, Any]
     """What manifests say besides."""
     identity: Callable[[str, str, int], Identity]
-    """Computes what the output of that name is to be, of a source of that digest and so many rows."""
+    """Computes what the output is to be, of a source of that digest and number of rows."""
     chunk_size: Callable[[str], int]
     """Chooses that of an output that begins."""
     load_ahead: Callable[[], None]
@@ -53,9 +56,9 @@ class Wanted:
 def stage(found: Found, wanted: Wanted) -> Found:
     """Have the texts staged of which the output is to be: of this generation, or of a next one.
 
-    They are put together in a folder that one rename makes the newest generation: killed before, the source is read
-    again; after it, what was read is kept. Raises Halt (78) if the source is wrong, or the config another one than
-    before; OSError.
+    They are put together in a folder that one rename makes the newest generation: killed before,
+    the source is read again; after it, what was read is kept. Raises Halt (78) if the source is
+    wrong, or the config another one than before; OSError.
     """
     layout = found.layout
     name = layout.name
@@ -141,7 +144,10 @@ def _place_in(layout: OutputLayout, wanted: Wanted) -> str | None:
 
 
 def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: Wanted) -> None:
-    """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
+    """Raise Halt (78) if the identity is another one.
+
+    With --update, if vectors that are there do not serve.
+    """
     serve = now.of_vectors == fixed.identity.of_vectors
     if fixed.identity.fingerprint == now.fingerprint or (serve and wanted.update):
         return
@@ -163,12 +169,18 @@ def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: W
 
 
 def _asked(request: IngestRequest) -> dict[str, Any]:
-    """Say what the staged table depends on, but for the contents of the files. Raises Halt if a file is gone."""
+    """Say what the staged table depends on, but for the contents of the files.
+
+    Raises Halt if a file is gone.
+    """
     values = asdict(replace(request, memory_limit_bytes=0))
     return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
 
 
 def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
-    """Say whether an earlier run staged the same request and untouched files. Raises Halt if a file is gone."""
+    """Say whether an earlier run staged the same request and untouched files.
+
+    Raises Halt if a file is gone.
+    """
     fixed = read_if_whole(Fixed, layout.identity)
     return fixed is not None and fixed.asked == _asked(request)

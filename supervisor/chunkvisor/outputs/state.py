@@ -1,7 +1,7 @@
 """Says where an output stands, by what is in its folder; nothing here writes.
 
     ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING ──go_on──► COMPLETE
-        of other texts or settings, the next generation is STAGED; the final file stays until PUBLISHING
+        of other texts or settings, the next generation is STAGED; the final file stays
     COMPLETE ──settle──► PUBLISHING (another form)
     COMPLETE ──reopen──► ENCODING (`retry`; vectors that a rounded file does not have)
     DAMAGED ──take_down──► ENCODING, or STAGED if its vectors are gone
@@ -72,7 +72,10 @@ class Found:
 
 
 def read(layout: OutputLayout, *, look: bool = True) -> Found:
-    """Read where an output stands; `look`: whether its final file is whole, and not only there. Raises OSError."""
+    """Read where an output stands; `look`: whether its final file is whole, and not only there.
+
+    Raises OSError.
+    """
     layout = layout.newest
     try:
         fixed = read_fixed(layout) if layout.generation else None

@@ -1,6 +1,9 @@
-"""A run as lines: progress for people, one JSON object for each event, Python's logging, the last steps.
+"""A run as lines.
 
-An observer hears of a run and decides nothing; one that is guarded cannot end it, and a closed terminal ends nothing.
+Progress for people, one JSON object for each event, Python's logging, the last steps.
+
+An observer hears of a run and decides nothing; one that is guarded cannot end it, and a closed
+terminal ends nothing.
 """
 
 import contextlib
@@ -28,7 +31,10 @@ _LEVELS = {Weight.NEWS: logging.INFO, Weight.CARE: logging.WARNING, Weight.LOSS:
 
 
 class Observer:
-    """Hears the events of a run, in order, from the thread of its loop; this one only keeps the state."""
+    """Hears the events of a run, in order, from the thread of its loop.
+
+    This one only keeps the state.
+    """
 
     state = RunState()
     """It has all events, is the same object throughout a run, and is only to be looked at."""
@@ -48,7 +54,10 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several as one; the guarded ones hear of everything first, and are left out from their first exception on."""
+    """Several as one.
+
+    The guarded ones hear of everything first, and are left out from their first exception on.
+    """
 
     def __init__(self, *observers: Observer, guarded: Iterable[Observer] = ()) -> None:
         self._guarded, self._others = list(guarded), observers
@@ -82,15 +91,20 @@ class Observers(Observer):
 
 
 def heartbeat_s(elapsed_s: float, *, waiting: bool = False) -> float:
-    """Return the seconds until the next heartbeat: three a minute at first, one in ten minutes in the end."""
+    """Return the seconds until the next heartbeat.
+
+    Three a minute at first, one in ten minutes in the end.
+    """
     return min(600.0, max(60.0 if waiting else 20.0, 0.1 * elapsed_s))  # a wait is reported anyway
 
 
 class Console(Observer):
-    """Writes a line for each change of state, without control characters, and a heartbeat of progress.
+    """Writes a line for each change of state, and a heartbeat of progress.
 
-    What matters less than `least` is passed over; with anything but NEWS there is no heartbeat. `last_words`: say how a
-    run halted, which on standard error the command itself does.
+    No line has control characters.
+
+    What matters less than `least` is passed over; with anything but NEWS there is no heartbeat.
+    `last_words`: say how a run halted, which on standard error the command itself does.
     """
 
     def __init__(
@@ -133,7 +147,7 @@ class Console(Observer):
 
 
 class JsonLines(Observer):
-    """Turns events into objects with `t` (seconds since the epoch), `event`, and the details of the journal.
+    """Turns events into JSON objects: `t` (seconds since the epoch), `event`, details.
 
     What matters less than `least` is passed over, but for the end.
     """
@@ -159,8 +173,8 @@ def _write_line(stream: TextIO | None, line: str) -> None:
 class Logger(Observer):
     """Hands the news of a run to Python's logger `chunkvisor`, for programs that call it.
 
-    If a program has not set up logging, Python itself writes warnings to standard error; not if the run is shown
-    elsewhere (`told`). `in_words` puts a line into the words of the caller.
+    If a program has not set up logging, Python itself writes warnings to standard error; not if the
+    run is shown elsewhere (`told`). `in_words` puts a line into the words of the caller.
     """
 
     def __init__(self, *, told: bool = False, in_words: Callable[[str], str] = str) -> None:
@@ -188,7 +202,9 @@ def is_watched() -> bool:
 def next_steps(
     loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool
 ) -> Iterator[str]:
-    """Say where things are and what to run next, when a run is over that began at that time (since the epoch).
+    """Say where things are and what to run next.
+
+    The run is over; it began at that time, in seconds since the epoch.
 
     `report`: whether its report has anything to say.
     """
@@ -214,7 +230,10 @@ def next_steps(
 
 
 def how_to_read(path: Path, rows_table: str = "") -> str:
-    """Say how to use a final file; `rows_table` lists its rows if some of the source are left out."""
+    """Say how to use a final file.
+
+    `rows_table` lists its rows if some of the source are left out.
+    """
     if path.suffix == f".{FinalFormat.PARQUET}":
         return f'to use it: pandas.read_parquet("{path}")'
     found = f'numpy.load("{path}", mmap_mode="c")'

@@ -80,11 +80,12 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
         _by_device("idle_s"),
     ),
 }
-"""Meaning and value by name with its label; those whose name ends in `_total` are counters, the others gauges."""
+"""Meaning and value by name with its label; those whose name ends in `_total` are counters, the
+others gauges."""
 
 
 class Metrics(Observer):
-    """Keeps a file of figures up to date, in the text format of Prometheus, for node_exporter's textfile collector."""
+    """Keeps a file of metrics up to date, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -181,7 +182,7 @@ class Notices(Observer):
 
 
 def sender_to(urls: Sequence[str]) -> tuple[Any, list[int]]:
-    """Return an Apprise for these addresses, and the places of those that it does not understand."""
+    """Return an Apprise for these addresses, and the places of those it does not know."""
     with warnings.catch_warnings(action="ignore"):  # of its own imports
         from apprise import Apprise
 
@@ -193,17 +194,18 @@ KEPT = 50
 """Folders of invocations that stay; older ones are removed, except those that you have renamed."""
 MOST_BYTES = 48 << 20
 """A run makes no report of a longer journal: the command `report` takes the time."""
-_NUMBER = re.compile(
-    r"([0-9]{1,6})(?![0-9])"
-)  # a longer number is a date that the user has put in front
+# a longer number is a date that the user has put in front
+_NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
 
 
 def open_invocation(layout: Layout) -> InvocationFiles | None:
-    """Make the folder of the next invocation, with an empty log, and let `latest` point to it; remove old ones.
+    """Make the folder of the next invocation, with an empty log, and let `latest` point to it.
 
-    The caller holds the workdir's lock, hence no number is given twice. None if the disk refuses: a run is worth more
-    than what it leaves to read.
+    Remove old ones.
+
+    The caller holds the workdir's lock, hence no number is given twice. None if the disk refuses: a
+    run is worth more than what it leaves to read.
     """
     try:
         make_folder(layout.runs, durable=False)
@@ -232,7 +234,10 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
 def observers_of_run(
     config: Config, layout: Layout, files: InvocationFiles | None
 ) -> list[Observer]:
-    """Return the observers of every run, to be guarded; `files` is None if the disk did not allow such a folder."""
+    """Return the observers of every run, to be guarded.
+
+    `files` is None if the disk did not allow such a folder.
+    """
     made: list[Observer] = []
     if files is not None:
         with contextlib.suppress(OSError):
@@ -261,7 +266,7 @@ class Reporter(Observer):
         self._layout = layout
 
     def close(self) -> None:
-        """Write it; a full disk costs the report and nothing else, and another page of that name stays."""
+        """Write the report; a full disk costs nothing else, and a page of that name stays."""
         from chunkvisor.show.report import write_report
 
         with contextlib.suppress(OSError, Halt):

@@ -1,7 +1,10 @@
-"""The report of a workdir: one HTML page, made from the folder alone, during a run or after any end of it.
+"""The report of a workdir.
 
-It begins with what to worry about and ends with the paths. It needs no network and no script. A journal or a log may
-be damaged or hostile: what does not fit is left out, and every word is cleaned and escaped before it is shown.
+One HTML page, made from the folder alone, during a run or after any end of it.
+
+It begins with what to worry about and ends with the paths. It needs no network and no script. A
+journal or a log may be damaged or hostile: what does not fit is left out, and every word is cleaned
+and escaped before it is shown.
 """
 
 import contextlib
@@ -38,7 +41,7 @@ _LOG_LINES = 14
 _STEPS = 200
 _SMOOTH = 4
 _HEIGHT = 100
-"""Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
+"""Steps of time in a drawing, since more cannot be told apart; and its height."""
 _RULES = {rule.name: rule for rule in RULES}
 
 
@@ -47,13 +50,19 @@ class Markup(str):
 
 
 def clean(value: object, chars: int = 1000) -> str:
-    """Words of a log or a message as a page may show them: no tokens, no control characters, not endless."""
+    """Words of a log or a message as a page may show them.
+
+    No tokens, no control characters, not endless.
+    """
     text = printable(masked(str(value)[: 16 * chars]))
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """Make an element; what is not markup is cleaned and escaped. Attributes are named like `class_`, `data_label`."""
+    """Make an element; what is not markup is cleaned and escaped.
+
+    Attributes are named like `class_`, `data_label`.
+    """
     named = (
         (key.rstrip("_").replace("_", "-"), html.escape(str(value)))
         for key, value in attributes.items()
@@ -67,7 +76,7 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    """Make a table; on a narrow screen each row becomes a list, in which the labels repeat the heads."""
+    """Make a table; on a narrow screen each row becomes a list with labels."""
     body = [
         tag(
             "tr",
@@ -84,7 +93,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
 
 
 class Story:
-    """What the journal says, in the order in which it happened; time is running time, without the pauses of a run."""
+    """What the journal says, in the order in which it happened.
+
+    Time is running time, without the pauses of a run.
+    """
 
     def __init__(self, journal: Path) -> None:
         self.running_s = 0.0
@@ -193,7 +205,10 @@ def charts_of(story: Story) -> Iterator[Markup]:
 def _chart(
     title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]
 ) -> Markup:
-    """Draw lines over an upright axis from 0 to the highest value; the words are HTML, so they are not stretched."""
+    """Draw lines over an upright axis from 0 to the highest value.
+
+    The words are HTML, so they are not stretched.
+    """
     drawn = [(words, list(points)) for words, points in lines]
     top = max((value for _, points in drawn for _, value in points), default=0.0) or 1.0
     shapes = list[Markup]()
@@ -269,9 +284,8 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    layout = Layout(
-        require_workdir(workdir).workdir.absolute()
-    )  # a refusal names the folder as it was given
+    # a refusal names the folder as it was given
+    layout = Layout(require_workdir(workdir).workdir.absolute())
     status, lines = screen_of(layout.workdir)
     story = Story(layout.events)
     invocations = [
@@ -323,7 +337,8 @@ def render(workdir: Path, now_s: float) -> str:
 def write_report(workdir: Path, path: Path) -> None:
     """Make the page and put it there by one rename.
 
-    Raises Halt (78) if the folder is not a workdir, or if anything but a page of ours is at that place; OSError.
+    Raises Halt (78) if the folder is not a workdir, or if anything but a page of ours is at that
+    place; OSError.
     """
     check_target(
         path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head

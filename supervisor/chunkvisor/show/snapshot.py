@@ -1,6 +1,9 @@
-"""What there is to see of a run at one moment, in figures and in words: its state and its workers' beats.
+"""What there is to see of a run at one moment, in figures and in words.
 
-Status, live view, lines, metrics, notices and the report's head are all printed from this one value.
+Its state and its workers' beats.
+
+Status, live view, lines, metrics, notices and the report's head are all printed from this one
+value.
 """
 
 import contextlib
@@ -44,11 +47,10 @@ class Snapshot:
     health: str
     weight: Weight = Weight.NEWS
     outputs: dict[str, Progress] = field(default_factory=dict)
-    workers: tuple[
-        str, ...
-    ] = ()  # what each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`
-    # By the time from the first worker's `go` to the last row; while the run lives, of its last chunks. So the first
-    # start of the workers is not in it, and what comes between chunks is.
+    workers: tuple[str, ...] = ()
+    """What each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`."""
+    # By the time from the first worker's `go` to the last row; while the run lives, of its last
+    # chunks. So the first start of the workers is not in it, and what comes between chunks is.
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
@@ -94,12 +96,16 @@ class Snapshot:
 
     @property
     def closing_line(self) -> str:
-        """What a run has done, and how far all is if work is left; empty if there was nothing to do."""
+        """What a run has done, and how far all is if work is left.
+
+        Empty if there was nothing to do.
+        """
         here = self.state.chunks_here
         parts = list[str]()
         if here:
             parts.append(
-                f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up included"
+                f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up "
+                f"included"
             )
         if self.rates:
             parts.append(f"{', '.join(self.rates)} (start-up not counted)")
@@ -167,7 +173,8 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     left = distinct - sum(
         each.texts_done + each.texts_saved + each.texts_under_way for each in ours
     )
-    # The longest texts come first, and their rate says little of the others; a run that stops ends before its work.
+    # The longest texts come first, and their rate says little of the others; a run that stops ends
+    # before its work.
     known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
     no_node = state.on_cluster and not state.devices and state.doing in (STARTING, COMPUTING)
     weight, health = _health(state, now_s, *longest)
@@ -205,20 +212,27 @@ def _rates(
 
 
 def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple[Weight, str]:
-    """Return the gravest matter of the moment; `chunk` is the one that has been silent for longest."""
+    """Return the gravest matter of the moment.
+
+    `chunk` is the one that has been silent for longest.
+    """
     live = state.ending is None
     if live and state.waits_for:
         left_s = state.waits_until_s - now_s
         doing = f"waiting, next try in {human_time(left_s)}" if left_s > 0 else "trying again"
         return Weight.CARE, f"{doing}: {state.waits_for}"
     if live and silent_s > _SILENCE_S:
-        words = f"no progress in {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries it"
+        words = (
+            f"no progress in {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries "
+            f"it"
+        )
         return Weight.CARE, words
     if live and state.searched:
         (output, number), texts = next(reversed(state.searched.items()))
         return (
             Weight.CARE,
-            f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} left",
+            f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} "
+            f"left",
         )
     lost = []
     if without := state.total("without"):

@@ -1,4 +1,6 @@
-"""How far a workdir is, read from its folder alone: during a run, after any end, from another terminal or over ssh.
+"""How far a workdir is, read from its folder alone.
+
+During a run, after any end, from another terminal or over ssh.
 
 It writes nothing, and takes no lock for longer than a look.
 """
@@ -22,11 +24,14 @@ from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor_worker.contract.frozen import frozen
 
 SCHEMA = 1
-"""Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
+"""Of `status --json`. Keys may be added under the same number; one that goes, or gets another
+meaning, raises it."""
 _FOREIGN_SILENCE_S = 900.0
-"""A live run writes its journal every few minutes at the least; more is not known of one on another host."""
+"""A live run writes its journal every few minutes at the least; more is not known of one on another
+host."""
 _DONE = (0, 3)
-"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
+"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes
+rows pending again."""
 _KILLED = "its process was killed, the machine went down, or the disk was full"
 _STOPPED = {
     3: "the next run tries the rows without a vector again",
@@ -52,7 +57,8 @@ class OutputStatus:
     rows: int = 0
     """0 until its source has been read."""
     rows_done: int = 0
-    """Rows with a vector or in quarantine; an estimate until the output is complete, if texts repeat."""
+    """Rows with a vector or in quarantine; an estimate until the output is complete, if texts
+    repeat."""
     chunks: int = 0
     """Chunks of the texts to be encoded."""
     chunks_done: int = 0
@@ -91,7 +97,8 @@ class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
 
     state: State
-    """`running`, `stopped` (it can continue), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
+    """`running`, `stopped` (it can continue), `halted` (it ended with 69, 74, 75 or 78) or
+    `complete`."""
     pid: int | None
     """Process of the run that holds the workdir, or held it last."""
     outputs: dict[str, OutputStatus]
@@ -99,7 +106,8 @@ class Status:
     attempts: dict[str, int]
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
-    """During a run, over its last 48 chunks; after it, over the whole run, without the first start of the workers."""
+    """During a run, over its last 48 chunks; after it, over the whole run, without the first start
+    of the workers."""
     eta_s: float | None
     """Seconds until all outputs are complete."""
     devices: dict[str, DeviceTimes] = field(default_factory=dict)
@@ -139,7 +147,8 @@ class Follower:
     def look(self) -> Snapshot:
         """Read what has come; `news` has it then, or the last few lines at the first look."""
         self.holder = read_holder(self.layout.lock)
-        # The journal of a long run has a million events: at the first look only the last few are kept.
+        # The journal of a long run has a million events: at the first look only the last few are
+        # kept.
         come = deque(self._tail.read(), maxlen=None if self._looked else 20 * _NEWS)
         self.news = [each for each in come if each.event.line]
         if not self._looked:
@@ -158,7 +167,10 @@ class Follower:
 
 
 def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
-    """Return how far one output is: by its manifest once it is complete, until then as the run has told."""
+    """Return how far one output is.
+
+    By its manifest once it is complete, until then as the run has told.
+    """
     found = read(layout, look=False)
     if (manifest := found.manifest) is not None:
         count = manifest["quarantined_rows"]
@@ -241,7 +253,10 @@ def status_of(run: Follower, now: Snapshot) -> Status:
 
 
 def screen_of(workdir: Path) -> tuple[Status, list[str]]:
-    """Return the status, and the lines that `chunkvisor status` prints. Raises Halt (78), as `read_status` does."""
+    """Return the status, and the lines that `chunkvisor status` prints.
+
+    Raises Halt (78), as `read_status` does.
+    """
     run = Follower(require_workdir(workdir))
     now = run.look()
     status = status_of(run, now)
@@ -314,7 +329,8 @@ def _lines(status: Status, now: Snapshot) -> Iterator[str]:
     if status.began_at and status.told_at:
         last = "ended" if now.state.ending else "last sign of life"
         lasted = human_time(status.told_at - status.began_at)
-        yield f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later"
+        began = human_moment(status.began_at)
+        yield f"began {began}, {last} {human_moment(status.told_at)}, {lasted} later"
 
 
 def _times(status: Status, now: Snapshot) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A run in a terminal: news scroll by, and a few lines at the lower end say how far it is.
 
-The cursor is not hidden, the screen not cleared and the alternate one not used: whatever kills the program, the
-terminal is as it should be, and what has scrolled by stays there.
+The cursor is not hidden, the screen not cleared and the alternate one not used: whatever kills the
+program, the terminal is as it should be, and what has scrolled by stays there.
 """
 
 import contextlib
@@ -118,7 +118,10 @@ class Live(Observer):
             self._live.update(Group(*view(now), Text()), refresh=True)
 
     def leave(self, news: Iterable[Logged]) -> None:
-        """Take the drawn lines away and show the last news; what is written afterwards goes on below."""
+        """Take the drawn lines away and show the last news.
+
+        What is written afterwards goes on below.
+        """
         with contextlib.suppress(OSError, ValueError):
             if self._live is not None:
                 self._live.stop()
@@ -134,7 +137,10 @@ class Live(Observer):
 
 
 def _followed(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
-    """Look at the run again and again until it has ended; wait for one to begin. Raises Halt (78)."""
+    """Look at the run again and again until it has ended; wait for one to begin.
+
+    Raises Halt (78).
+    """
     if not is_workdir(Layout(workdir)) and not workdir.is_file():
         say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
         while not is_workdir(Layout(workdir)):
@@ -148,7 +154,10 @@ def _followed(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
 
 
 def watch_view(workdir: Path) -> None:
-    """Show the live view until the run ends, or a line now and then if nothing can be drawn. Raises Halt (78)."""
+    """Show the live view until the run ends, or a line now and then if nothing can be drawn.
+
+    Raises Halt (78).
+    """
     live = Live(sys.stdout) if can_draw(sys.stdout) else None
     said_s = -float("inf")
     news = list[Logged]()
@@ -170,7 +179,7 @@ def watch_view(workdir: Path) -> None:
 
 
 def watch_json(workdir: Path) -> None:
-    """Print a line of JSON, as `status --json` has it, at once and for each change, until the run ends."""
+    """Print a line of JSON, as `status --json`, for each change, until the run ends."""
     shown = None
     for run, now in _followed(workdir):
         if (content := status_of(run, now).to_json()) != shown:

@@ -1,4 +1,4 @@
-"""Sources to a staged, de-duplicated, randomly readable table, in a child process under a memory limit.
+"""Stages sources: a table of distinct texts, made in a child under a memory limit.
 
 DuckDB is imported in the child alone: by `stage` and `sql`. May import store and down.
 """

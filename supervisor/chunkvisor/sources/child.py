@@ -1,4 +1,7 @@
-"""The parent's side of reading sources: starts the child, waits for it, and puts its table in place."""
+"""The parent's side of reading sources.
+
+Starts the child, waits for it, and puts its table in place.
+"""
 
 import errno
 import json
@@ -24,11 +27,13 @@ from chunkvisor_worker.contract.wire import write_message
 def stage_table(
     request: IngestRequest, folder: Path, on_wait: Callable[[], None], *, may_be_empty: bool = False
 ) -> StagedTable:
-    """Stage the request into `folder`, replacing its contents, and open it; its files are synced, its name is not.
+    """Stage the request into `folder`, replacing its contents, and open it.
 
-    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
-    bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
-    OSError.
+    Its files are synced, its name is not.
+
+    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again.
+    Raises Halt for bad input (78), a full or failing disk (74), too little memory (69, 75), a limit
+    of the machine (69) and a bug (1); OSError.
     """
     partial = unfinished(folder)
     remove_folder(partial)
@@ -55,7 +60,8 @@ def stage_table(
             raise Halt(
                 code,
                 f"The process that reads the sources {ended}.",
-                "If memory was short, free some, or lower ingest.memory_limit. Else please report it with the log.",
+                "If memory was short, free some, or lower ingest.memory_limit. Else please report "
+                "it with the log.",
                 log=log,
             ) from None
         remove_folder(partial)
@@ -73,14 +79,18 @@ def stage_table(
 
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
-    """Say what the output wants of its source. Raises Halt (78) if that has a file of the workdir's state."""
+    """Say what the output wants of its source.
+
+    Raises Halt (78) if that has a file of the workdir's state.
+    """
     output = config.outputs[name]
     layout = Layout(config.workdir)
     # A run would write into its own source, or read what it has written.
     here = resolve([source for source in output.source if not is_remote(source)])
     if found := next((file.path for file in here if layout.owns(file.path)), None):
         raise config_error(
-            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
+            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for "
+            f"itself",
             "Choose another workdir, best an empty folder, or a pattern that does not match it.",
         )
     texts = (
@@ -98,8 +108,8 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
     """Read one row as the run will: the files, their columns, the template or the expression.
 
-    Sources elsewhere are only checked to exist. Raises Halt (78) if the run would be refused; the run itself reports
-    anything else better. What `on_wait` raises ends it.
+    Sources elsewhere are only checked to exist. Raises Halt (78) if the run would be refused; the
+    run itself reports anything else better. What `on_wait` raises ends it.
     """
     try:
         if any(map(is_remote, request.sources)):

@@ -1,7 +1,8 @@
 """Reads the rows of text formats as a stream, each with its line; parquet is read by `sql`.
 
-No type or dialect is guessed, and nothing is skipped that cannot be read. DuckDB's own readers are not used: version
-2.0 passes over blank lines, turns the JSON value 1.10 into 1.1, and is off by one in the line of malformed JSON.
+No type or dialect is guessed, and nothing is skipped that cannot be read. DuckDB's own readers are
+not used: version 2.0 passes over blank lines, turns the JSON value 1.10 into 1.1, and is off by one
+in the line of malformed JSON.
 """
 
 import csv
@@ -26,13 +27,12 @@ else:
     from backports import zstd
 
 MAX_TEXT_BYTES = 16 << 20  # of UTF-8, of one text
-_MAX_RECORD_BYTES = (
-    64 << 20
-)  # of a line or a CSV record: more than a text, for its other columns and JSON's escapes
+# of a line or a CSV record: more than a text, for its other columns and JSON's escapes
+_MAX_RECORD_BYTES = 64 << 20
 _DELIMITERS = {SourceFormat.CSV: ",", SourceFormat.TSV: "\t"}
 
-# Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON also `Number`, bool,
-# None, list or dict.
+# Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON
+# also `Number`, bool, None, list or dict.
 Row: TypeAlias = tuple[int, Sequence[Any]]
 _Item = TypeVar("_Item", str, list[str])
 
@@ -60,7 +60,10 @@ KINDS = {
 
 
 def written(value: Any) -> str | None:
-    """Return a cell as text: what its source writes, without the quotes of a string; arrays and objects are JSON."""
+    """Return a cell as text: what its source writes, without the quotes of a string.
+
+    Arrays and objects are JSON.
+    """
     return value if value is None or isinstance(value, str) else _json(value)
 
 
@@ -74,7 +77,10 @@ def _json(value: Any) -> str:
 
 
 def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
-    """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
+    """Return a Halt for a column that the file does not have.
+
+    It names the nearest and lists all.
+    """
     folded = {column.casefold(): column for column in columns if column}
     near = [
         f"The nearest is {folded[each]!r}. "
@@ -87,7 +93,10 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
 
 
 def other_delimiter(file: SourceFile, column: str = "") -> str:
-    """Return what to do if the header has another delimiter, and with it the column. Raises as `read_rows`."""
+    """Return what to do if the header has another delimiter, and with it the column.
+
+    Raises as `read_rows`.
+    """
     own = _DELIMITERS.get(file.format)
     if own is None:
         return ""
@@ -110,9 +119,12 @@ def in_words(columns: Sequence[str]) -> str:
 
 
 def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its line feed; a byte order mark at the start is dropped.
+    """Yield number and text of each line, with its line feed.
 
-    Raises Halt (78) for a file that is empty, damaged or not UTF-8, or has a line above `max_bytes`; OSError.
+    A byte order mark at the start is dropped.
+
+    Raises Halt (78) for a file that is empty, damaged or not UTF-8, or has a line above
+    `max_bytes`; OSError.
     """
     number = 0
     openers: dict[str, Callable[..., Any]] = {"": io.FileIO, "gzip": gzip.open, "zstd": zstd.open}
@@ -136,14 +148,16 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                 text = line.decode()
                 if "\0" in text:
                     raise file.error(
-                        f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in UTF-8.",
+                        f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in "
+                        f"UTF-8.",
                         number,
                         _recoded(file, stream, line),
                     )
                 yield number, text
         except UnicodeDecodeError as error:
             raise file.error(
-                f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line.",
+                f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
+                f"line.",
                 number,
                 _recoded(file, stream, line),
             ) from error
@@ -157,7 +171,7 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
 
 
 def _recoded(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
-    """Return how to convert the file, by its first bytes and the place of the first NUL byte in the bad line."""
+    """Return how to convert the file, by its first bytes and the first NUL byte."""
     nul = stream.tell() - len(line) + line.find(0)
     stream.seek(0)
     start = stream.read(4)
@@ -176,7 +190,10 @@ def _recoded(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
 def read_rows(
     file: SourceFile, columns: Sequence[str], *, skip_blank: bool = False, limit: int | None = None
 ) -> Iterator[Row]:
-    """Yield the first `limit` rows with the cells of `columns`. Raises Halt (78) for bad input, OSError."""
+    """Yield the first `limit` rows with the cells of `columns`.
+
+    Raises Halt (78) for bad input, OSError.
+    """
     if file.format is SourceFormat.JSONL:
         return _read_jsonl(file, columns, skip_blank, limit)
     return islice(_read_records(file, columns, skip_blank), limit)
@@ -213,20 +230,26 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
             (number, [] if skip_blank and not text.strip() else [text]) for number, text in texts
         )
     if width == 1 and not skip_blank:
-        # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one column.
+        # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one
+        # column.
         records = ((line, record or [""]) for line, record in records)
     for line, record in _without_blanks(file, records, skip_blank):
         if len(record) != width:
             raise file.error(
-                f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}.",
+                f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has "
+                f"{width}.",
                 line,
-                "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes.",
+                "Correct it: a field with a delimiter, a quote or a line break in it needs double "
+                "quotes.",
             )
         yield line, [record[index] for index in indexes]
 
 
 def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
-    """Yield first line and fields of each record, the header first; a blank line is a record without fields."""
+    """Yield first line and fields of each record, the header first.
+
+    A blank line is a record without fields.
+    """
     csv.field_size_limit(_MAX_RECORD_BYTES)
     lines = (line for _, line in _lines(file))
     reader, start = (
@@ -242,14 +265,18 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
             f"the row that starts here cannot be read: {error}.",
             line=start,
             remedy=other_delimiter(file)
-            or "Close each quote, double a quote inside quotes, and quote fields that hold line breaks.",
+            or "Close each quote, double a quote inside quotes, and quote fields that hold line "
+            "breaks.",
         ) from error
 
 
 def _without_blanks(
     file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool
 ) -> Iterator[tuple[int, _Item]]:
-    """Leave out blank lines. One before a row is refused unless it is to be skipped: it may stand for a row."""
+    """Leave out blank lines.
+
+    One before a row is refused unless it is to be skipped: it may stand for a row.
+    """
     blank = 0
     for line, item in items:
         if not item:
@@ -283,7 +310,10 @@ def _read_jsonl(
 def read_objects(
     file: SourceFile, skip_blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and cells of each row of any text format; of a repeated key the last. Raises as `read_rows`."""
+    """Yield line number and cells of each row of any text format; of a repeated key the last.
+
+    Raises as `read_rows`.
+    """
     if file.format is not SourceFormat.JSONL:
         columns = [name for name in columns_of(file) if name]
         for number, cells in read_rows(file, columns, skip_blank=skip_blank):
@@ -293,9 +323,8 @@ def read_objects(
     lines = ((number, line.strip(" \t\r\n")) for number, line in _lines(file))
     for number, text in _without_blanks(file, lines, skip_blank):
         try:
-            item, end = decoder.raw_decode(
-                text
-            )  # decode() takes half as long again, in search of white space
+            # decode() takes half as long again, in search of white space
+            item, end = decoder.raw_decode(text)
             if end != len(text):
                 raise ValueError(f"extra data: column {end + 1}")
             if not isinstance(item, dict):
@@ -310,7 +339,8 @@ def read_objects(
                 f"malformed JSON: {problem}.",
                 number,
                 'Each line must be one whole JSON object, such as {"text": "..."}. '
-                "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line.",
+                "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else "
+                "correct the line.",
             ) from error
         yield number, item
 
@@ -323,7 +353,7 @@ def quoted(name: str) -> str:
 def composer(
     request: IngestRequest,
 ) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
-    """Return the columns of a request by column or template, and what makes the text of their cells.
+    """Return the columns of a request by column or template, and what makes the text.
 
     That takes file and line as well, and raises Halt (78) for a value that is not text.
     """

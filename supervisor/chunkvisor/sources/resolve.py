@@ -1,4 +1,4 @@
-"""Says which texts are wanted, finds the source files, fetches those elsewhere, and notices a file that has changed."""
+"""Finds the source files of a request, fetches remote ones, and notices changes."""
 
 import glob
 import re
@@ -20,7 +20,8 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
 
 _AS_PARQUET = (
     "Write a parquet file of it, by one line of Python, and name that file: "
-    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a database, "
+    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a "
+    "database, "
     "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
 )
 """What to do with a source of a kind that is not read."""
@@ -42,7 +43,10 @@ class IngestRequest:
 
     @property
     def parts(self) -> list[tuple[str, str | None]]:
-        """The text in pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
+        """The text in pairs of literal text and the column that follows.
+
+        The last pair has no column. Raises Halt.
+        """
         if self.template is None:
             return [("", self.column), ("", None)]
         parts: list[tuple[str, str | None]] = []
@@ -57,12 +61,14 @@ class IngestRequest:
                 literal += token[0][0]
             else:
                 raise config_error(
-                    f"The template has a stray {token[0]} at character {token.start() + 1}: {self.template!r}.",
+                    f"The template has a stray {token[0]} at character {token.start() + 1}: "
+                    f"{self.template!r}.",
                     "Write {column} for a column, and {{ or }} for a literal brace.",
                 )
         if not parts:
             raise config_error(
-                f"The template names no column, so every row would have the same text: {self.template!r}.",
+                f"The template names no column, so every row would have the same text: "
+                f"{self.template!r}.",
                 "Write {column} where a column's value belongs.",
             )
         return [*parts, (literal + self.template[end:], None)]
@@ -84,14 +90,17 @@ class SourceFile:
     is_elsewhere: bool
 
     def error(self, what: str, line: int | None = None, remedy: str = "") -> Halt:
-        """Return a Halt (78) for a fault in it; lines are counted from 1, rows of parquet from 0."""
+        """Return a Halt (78) for a fault in it.
+
+        Lines are counted from 1, rows of parquet from 0.
+        """
         unit = "row" if self.format is SourceFormat.PARQUET else "line"
         return config_error(
             f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy
         )
 
     def converted(self, command: str) -> str:
-        """Return what a person types to have the command make a plain copy, and what the config then says."""
+        """Return what a person types to get a plain copy, and what the config then says."""
         path = Path(self.place if not self.is_elsewhere else Path(self.place).name)
         bare = path.with_suffix("") if self.compression else path
         copy = str(bare.with_suffix(f".converted{bare.suffix}"))
@@ -108,10 +117,12 @@ def yaml_line(key: str, value: str) -> str:
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
-    """Return the files in the order of their rows: sources as given, the matches of each pattern sorted by name.
+    """Return the files in the order of their rows.
 
-    A name that exists is that file, even if it looks like a pattern. Raises Halt: 78 for what is not a readable file of
-    a known format, 75 if an address cannot be reached.
+    Sources as given, the matches of each pattern sorted by name.
+
+    A name that exists is that file, even if it looks like a pattern. Raises Halt: 78 for what is
+    not a readable file of a known format, 75 if an address cannot be reached.
     """
     found = list[SourceFile]()
     for source in sources:
@@ -130,7 +141,10 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
 
 
 def _source_file(place: str) -> SourceFile:
-    """Find the format by the suffixes. Raises Halt (78) for an unknown one, and for what is not a file."""
+    """Find the format by the suffixes.
+
+    Raises Halt (78) for an unknown one, and for what is not a file.
+    """
     elsewhere = is_remote(place)
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
     if not elsewhere and not stat.S_ISREG(_states(path)[0]):
@@ -141,7 +155,10 @@ def _source_file(place: str) -> SourceFile:
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
     if form is None or (form is SourceFormat.PARQUET and compression):
-        known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} at the end."
+        known = (
+            f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} "
+            f"at the end."
+        )
         raise config_error(
             f"{place}: files of this kind are not read.",
             f"Rename or convert it. {_AS_PARQUET}",
@@ -151,18 +168,25 @@ def _source_file(place: str) -> SourceFile:
 
 
 def _states(path: Path) -> list[int]:
-    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file. Raises Halt (78) if there is none."""
+    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file.
+
+    Raises Halt (78) if there is none.
+    """
     try:
         return [path.stat().st_mode, *state_of(path)]
     except OSError as error:
         raise config_error(
             f"There is no file {path}: {error.strerror}.",
-            "Correct the path, which in a config starts at the config's folder, or the file's permissions.",
+            "Correct the path, which in a config starts at the config's folder, or the file's "
+            "permissions.",
         ) from error
 
 
 def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
-    """Return the state of each file by its place: equal as long as no source was touched. Raises Halt as `resolve`."""
+    """Return the state of each file by its place: equal as long as no source was touched.
+
+    Raises Halt as `resolve`.
+    """
     return {
         file.place: remote_state(file.place) if file.is_elsewhere else _states(file.path)[1:]
         for file in files
@@ -172,7 +196,8 @@ def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
 _BLOCK_BYTES = 16 << 20
-# What changes with the content, by the names that fsspec's file systems have for it; the first one counts.
+# What changes with the content, by the names that fsspec's file systems have for it; the first one
+# counts.
 _TAGS = (
     "ETag",
     "etag",
@@ -220,7 +245,8 @@ def remote_state(address: str) -> list[str | int]:
 def fetch(address: str, target: Path) -> None:
     """Write the content to a file.
 
-    Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for the disk.
+    Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for
+    the disk.
     """
     files, (size_bytes, _) = _file_system(address), remote_state(address)
 
@@ -249,13 +275,17 @@ def _file_system(address: str) -> Any:
     except (ImportError, ValueError) as error:
         raise config_error(
             f"{address}: what reads it is not installed",
-            "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to this machine.",
+            "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to "
+            "this machine.",
             why=str(error),
         ) from error
 
 
 def _asked(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action gives; the libraries try again. Raises Halt (75, 78), OSError of a disk."""
+    """Return what the action gives; the libraries try again.
+
+    Raises Halt (75, 78), OSError of a disk.
+    """
     try:
         return action()
     except Exception as error:
@@ -274,7 +304,8 @@ def _asked(address: str, action: Callable[[], Answer]) -> Answer:
         ):
             raise config_error(
                 f"{address} cannot be read.",
-                "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's environment.",
+                "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's "
+                "environment.",
                 why=why,
             ) from error
         raise Halt(

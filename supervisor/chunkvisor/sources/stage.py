@@ -1,8 +1,8 @@
 """The child: reads the sources of one request and writes the staged table. It alone imports DuckDB.
 
-It ends with its parent; the record (`table.json`) is written last, when the table is whole and on disk. DuckDB reads
-parquet, and every source of a request with `sql`, `where` or `columns`; SQL sees one row at a time: what looks at other
-rows or at the clock is refused.
+It ends with its parent; the record (`table.json`) is written last, when the table is whole and on
+disk. DuckDB reads parquet, and every source of a request with `sql`, `where` or `columns`; SQL sees
+one row at a time: what looks at other rows or at the clock is refused.
 """
 
 import contextlib
@@ -43,9 +43,8 @@ from chunkvisor.store.disk import disk_halt, refusal
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_SHARE_BYTES = (
-    256 << 20
-)  # for Python and one batch of rows; and for a thread, which holds row groups of parquet
+# for Python and one batch of rows; and for a thread, which holds row groups of parquet
+_SHARE_BYTES = 256 << 20
 _BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
 _OF_MORE = {"window", "subquery", "unnest", "star", "positional_reference"}
 # SQL calls these functions without brackets; to the parser they are columns.
@@ -72,7 +71,10 @@ _AS_TEXT = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
-    """Write the table of the request into the existing folder. Raises Halt, OSError or duckdb.Error."""
+    """Write the table of the request into the existing folder.
+
+    Raises Halt, OSError or duckdb.Error.
+    """
     sources = resolve(request.sources)
     state = signature(sources)
     paths, scratch = TableFiles(folder), folder / "scratch"
@@ -125,7 +127,10 @@ def stage(request: IngestRequest, folder: Path) -> None:
 def _texts(
     database: "SqlReader | None", file: SourceFile, request: IngestRequest, limit: int | None
 ) -> Iterator[bytes | None]:
-    """Yield UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out. Raises Halt (78)."""
+    """Yield UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
+
+    Raises Halt (78).
+    """
     rows: Iterator[tuple[int, str | None]]
     if database is not None:
         rows = database.texts(file, limit)
@@ -141,7 +146,8 @@ def _texts(
         if len(data) > readers.MAX_TEXT_BYTES:
             most = f"{readers.MAX_TEXT_BYTES:,}"
             raise file.error(
-                f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may have.",
+                f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may "
+                f"have.",
                 place,
                 "Correct or shorten it in the source, or use sql: left(column, 100000).",
             )
@@ -154,7 +160,8 @@ def _utf8(file: SourceFile, place: int, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise file.error(
-            f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}.",
+            f"the text has a lone surrogate, {error.object[error.start]!r}, at character "
+            f"{error.start + 1}.",
             place,
             "It is half of a character, such as an emoji cut in two. Correct it in the source.",
         ) from error
@@ -178,7 +185,10 @@ def _as_text(kind: str, sql: str) -> str:
 
 
 def _sees_text(node: dict[str, Any]) -> bool:
-    """Return whether this part of an expression takes text: it joins it, casts to it, or compares it with a string."""
+    """Return whether this part of an expression takes text.
+
+    It joins it, casts to it, or compares it with a string.
+    """
     # DuckDB before 2.0 has other names in its trees.
     target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
     if {node.get("function_name"), target.upper()} & _AS_TEXT:
@@ -202,21 +212,27 @@ def _named(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 class SqlReader:
-    """Reads the files of one request in their order, and collects the columns that are carried along.
+    """Reads the files of a request in their order, and collects carried columns.
 
-    A row of a text format is computed with the types of its own values, so that no other row has a say in its text.
+    A row of a text format is computed with the types of its own values, so that no other row has a
+    say in its text.
     """
 
     def __init__(self, request: IngestRequest, scratch: Path) -> None:
-        """Connect to a database that spills to `scratch`. Raises Halt (78) for SQL that is not of one row."""
+        """Connect to a database that spills to `scratch`.
+
+        Raises Halt (78) for SQL that is not of one row.
+        """
         self._request, self._rows_before = request, 0
-        # Columns that are used, by their folded names, and those of which `sql` or `where` takes more than the text.
+        # Columns that are used, by their folded names, and those of which `sql` or `where` takes
+        # more than the text.
         self._used, self._typed = dict[str, str](), set[str]()
         # Columns of the present file; of the rows that were last tried, the first line, and SQL.
         self._columns, self._line, self._rows = dict[str, str](), 0, ""
         self._queries = dict[Kinds, str]()
         self._number = "DOUBLE"  # what a column is to be where a number is needed
-        # Columns that are carried along: the types of their values, and the one in which they are kept.
+        # Columns that are carried along: the types of their values, and the one in which they are
+        # kept.
         self._found = {name: set[str]() for name in request.columns}
         self._kept = dict[str, str]()
         self._names, self._compose = readers.composer(request)
@@ -264,7 +280,8 @@ class SqlReader:
             raise config_error(
                 f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
             )
-        # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all the same.
+        # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all
+        # the same.
         unstable = self._all(
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
@@ -289,7 +306,9 @@ class SqlReader:
             self._number = "BIGINT"
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
-        """Yield line (or row of parquet) and text of the first rows; the text is None if `where` is not true.
+        """Yield line (or row of parquet) and text of the first rows.
+
+        The text is None if `where` is not true.
 
         Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
         """
@@ -391,7 +410,8 @@ class SqlReader:
         yield from self._computed(file, batch)
         if len(keys) < len(self._columns):
             raise file.error(
-                "there are two columns whose names differ only in case, which SQL cannot tell apart.",
+                "there are two columns whose names differ only in case, which SQL cannot tell "
+                "apart.",
                 remedy="Rename one of them.",
             )
         if rows:
@@ -420,7 +440,10 @@ class SqlReader:
     def _answers(
         self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
     ) -> list[tuple[int, bool, str | None]]:
-        """Return number, whether it is kept, and text of rows of these types. An error is of the row at `_line`."""
+        """Return number, whether it is kept, and text of rows of these types.
+
+        An error is of the row at `_line`.
+        """
         self._line = batch[numbers[0]][0]
         self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
         try:
@@ -441,9 +464,12 @@ class SqlReader:
         self._connection.register(name, arrays)
 
     def _prepared(self, file: SourceFile, kinds: Kinds) -> str:
-        """Return the query for rows whose values have these types; a column without one is not there.
+        """Return the query for rows whose values have these types.
 
-        What is no text is text as well, as it is written, where the request takes nothing else of it.
+        A column without one is not there.
+
+        What is no text is text as well, as it is written, where the request takes nothing else of
+        it.
         """
         if kinds in self._queries:
             return self._queries[kinds]
@@ -467,14 +493,18 @@ class SqlReader:
         raise refused
 
     def _query(self, file: SourceFile, text: str) -> str:
-        """Return SQL for row, whether it is kept, and text. Raises Halt (78) if that is none, duckdb.Error."""
+        """Return SQL for row, whether it is kept, and text.
+
+        Raises Halt (78) if that is none, duckdb.Error.
+        """
         request = self._request
         kept = (
             "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
         )
         select = text if request.sql is None else f"(\n{request.sql}\n)"
         query = (
-            f"SELECT __row, {kept} AS __kept, CASE WHEN __kept THEN {select} END FROM {self._rows}"  # noqa: S608 - their SQL
+            f"SELECT __row, {kept} AS __kept, "  # noqa: S608 - their SQL
+            f"CASE WHEN __kept THEN {select} END FROM {self._rows}"
         )
         kind = self._all(f"DESCRIBE {query}")[2][1]
         if kind not in ("VARCHAR", '"NULL"'):
@@ -500,7 +530,10 @@ class SqlReader:
         return ""
 
     def _keep(self, kinds: dict[str, str], rows: str, count: int) -> None:
-        """Keep the columns that are carried along of these rows; in one type, whatever those of the sources are."""
+        """Keep the columns that are carried along of these rows.
+
+        In one type, whatever those of the sources are.
+        """
         cells = [f"CAST(__row + {self._rows_before} AS BIGINT) AS source_row"]
         self._rows_before += count
         for name in self._found:
@@ -521,7 +554,10 @@ class SqlReader:
             self._all(f"INSERT INTO scratch.rows {select}")
 
     def write_rows(self, path: Path) -> None:
-        """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
+        """Write what is known of each row.
+
+        Row, source_row if `where` leaves rows out, and the carried columns.
+        """
         names = ["CAST(rowid AS BIGINT) AS row"]
         for name, found in self._found.items():
             kind, column = self._kept[name], quoted(name)
@@ -534,7 +570,8 @@ class SqlReader:
             names.insert(1, "source_row")
         rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
         self._all(
-            f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)"
+            f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, "
+            f"ROW_GROUP_SIZE 20480)"
         )
 
 
@@ -557,7 +594,8 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
         return Halt(
             ExitCode.MACHINE,
-            f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of memory.",
+            f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of "
+            f"memory.",
             "Raise ingest.memory_limit.",
             why=str(error).split("\n", 1)[0],
         )
@@ -571,9 +609,12 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
 
 
 def main(arguments: list[str]) -> int:
-    """Stage `request.json` of `FOLDER [PARENT_PID]`; return the exit code, which is that of `chunkvisor`.
+    """Stage `request.json` of `FOLDER [PARENT_PID]`.
 
-    Why it could not be done is in `answer.json`, but for a bug; the log has the traceback of either.
+    Return the exit code, which is that of `chunkvisor`.
+
+    Why it could not be done is in `answer.json`, but for a bug; the log has the traceback of
+    either.
     """
     os.umask(0o077)
     folder, request = Path(arguments[0]), None

@@ -1,8 +1,10 @@
-"""The staged table: the texts of one output, each once, and which row has which; written once, read block by block.
+"""The staged table: the texts of one output, each once, and which row has which.
 
-Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability n**2 / 2**129, 4e-19
-for ten billion. While the table is written, hashes lie on disk in bins that are read one by one, so that at most ten
-bytes of each row are in memory.
+Written once, read block by block.
+
+Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability
+n**2 / 2**129, 4e-19 for ten billion. While the table is written, hashes lie on disk in bins that
+are read one by one, so that at most ten bytes of each row are in memory.
 """
 
 import hashlib
@@ -50,21 +52,22 @@ class TableFiles:
 
     folder: Path
 
-    texts = FileIn(
-        "texts.bin"
-    )  # the distinct texts in UTF-8, one after the other, in the order of their first rows
+    # the distinct texts in UTF-8, one after the other, in the order of their first rows
+    texts = FileIn("texts.bin")
     offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and the end
     row_text = FileIn("row_text.bin")  # number of each row's text
     first_row = FileIn("first_row.bin")  # first row of each text
     index = FileIn("index.bin")  # hash and first row of each text, in the order of the hashes
-    rows = FileIn(
-        "rows.parquet"
-    )  # if columns are carried along or rows left out: what is to be known of each row
+    # if columns are carried along or rows left out: what is to be known of each row
+    rows = FileIn("rows.parquet")
     places = FileIn("places.bin")  # if rows are left out: number of each row in its file
     record = FileIn("table.json")  # sealed JSON: `TableRecord`
 
     def holds_index(self) -> bool:
-        """Return whether there is an index, as the record has it: `clean` leaves no more. Raises OSError."""
+        """Return whether there is an index, as the record has it: `clean` leaves no more.
+
+        Raises OSError.
+        """
         try:
             record = read_record(TableRecord, self.record)
             return record is not None and record.stamps[self.index.name].holds(self.index)
@@ -88,15 +91,13 @@ class TableRecord:
     rows: int
     distinct: int
     empty: int  # rows whose text is empty
-    signature: dict[
-        str, Any
-    ]  # state of all source files when they were read, see `resolve.signature`
+    signature: dict[str, Any]
+    """State of all source files when they were read, see `resolve.signature`."""
     skip_blank: bool
     files: tuple[TableSource, ...]  # those that were read, in the order of their rows
     # Set when the files are stamped.
-    digest: str = (
-        ""  # sha256 of the texts, their lengths and the rows that have them, whatever the sources
-    )
+    digest: str = ""
+    """Sha256 of the texts, their lengths and the rows that have them, whatever the sources."""
     stamps: dict[str, Stamp] = field(default_factory=dict)  # of the other files, by name
 
 
@@ -104,7 +105,7 @@ class TableRecord:
 
 
 class Spool:
-    """Appends texts to the table's text file, and what is to be known of them to the scratch folder."""
+    """Appends texts to the table's text file, and facts about them to the scratch folder."""
 
     def __init__(self, files: TableFiles, scratch: Path) -> None:
         self.rows = 0  # so far, whether or not they are written
@@ -113,9 +114,8 @@ class Spool:
         self._lengths = scratch / "lengths.bin"
         # Equal texts meet in one bin, and the bins follow each other as the hashes do.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
-        self._batches: list[
-            tuple[int, int]
-        ] = []  # rows that were written together, and bytes of their texts
+        # rows that were written together, and bytes of their texts
+        self._batches: list[tuple[int, int]] = []
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -155,19 +155,21 @@ class Spool:
         self._pending_bytes = 0
 
     def finish(self) -> int:
-        """Write all files of the table but its record, and return the number of distinct texts. Raises OSError.
+        """Write all files of the table but its record, and return the number of distinct texts.
+
+        Raises OSError.
 
         Texts are numbered in the order of their first rows.
         """
         self._flush()
-        # The first row that has the text of each row. Small numbers where they do: 8 bytes each would be much.
+        # The first row that has the text of each row. Small numbers where they do: 8 bytes each
+        # would be much.
         first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
         with open(self._files.index, "wb") as index:
             for path in filter(Path.exists, self._bins):
                 found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
-                found = found[
-                    np.argsort(found["hash"], kind="stable")
-                ]  # stable: the first row comes first
+                # stable: the first row comes first
+                found = found[np.argsort(found["hash"], kind="stable")]
                 is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])
                 firsts = found[is_first]
                 index.write(firsts.tobytes())
@@ -192,7 +194,8 @@ class Spool:
     def _drop_repeats(self, first_of: npt.NDArray[Any]) -> None:
         """Leave only the first of equal texts in the text file, and write `offsets`.
 
-        The file is compacted in place: a text only ever moves towards the start, behind what has been read.
+        The file is compacted in place: a text only ever moves towards the start, behind what has
+        been read.
         """
         row = kept_bytes = 0
         with (
@@ -214,7 +217,10 @@ class Spool:
 
 
 def seal_table(folder: Path, record: TableRecord) -> None:
-    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
+    """Stamp the finished and synced files, and write the record that makes the folder a table.
+
+    Raises OSError.
+    """
     paths = TableFiles(folder)
     named = (
         paths.texts,
@@ -235,15 +241,22 @@ def seal_table(folder: Path, record: TableRecord) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable(TableRecord):
-    """A table on disk, open for reading. Methods raise DamagedError if it has no such text or row."""
+    """A table on disk, open for reading.
+
+    Methods raise DamagedError if it has no such text or row.
+    """
 
     folder: Path
-    # Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of those to be encoded.
+    # Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of
+    # those to be encoded.
     reuse: Reuse | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
-        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered, OSError."""
+        """Open the table in the folder.
+
+        Raises DamagedError if anything of it is missing or altered, OSError.
+        """
         record = read_record(TableRecord, TableFiles(folder).record)
         if record is None:
             raise DamagedError(f"{folder} holds no table")
@@ -295,7 +308,10 @@ class StagedTable(TableRecord):
             yield from self.texts(first, min(first + _EACH, stop))
 
     def row_text(self, start: int, stop: int) -> Numbers:
-        """Read the numbers of the texts of rows start..stop, -1 for one that is not encoded; shape (stop - start,)."""
+        """Read the numbers of the texts of rows start..stop, -1 for one that is not encoded.
+
+        Shape (stop - start,).
+        """
         texts = self.texts_of_rows(np.arange(start, stop))
         if self.reuse is None:
             return texts
@@ -314,17 +330,23 @@ class StagedTable(TableRecord):
         return _pick(TableFiles(self.folder).first_row, texts)
 
     def taken_over(self, reuse: Reuse, most: int) -> list[str]:
-        """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
+        """Read those of the output's first `most` texts whose vectors are taken over.
+
+        The shortest come first.
+        """
         where = reuse.where_of(np.arange(min(most, reuse.texts)))
         texts = self.texts_of(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:
-        """Say where a row stands, for messages: `file:line`, for which the file is read up to there, or the row.
+        """Say where a row stands, for messages.
+
+        `file:line`, for which the file is read up to there, or the row.
 
         There is no line if the format has none, or the file is not the one that was read.
         """
-        # The last file that begins at or before the row: files without rows begin where the next one does.
+        # The last file that begins at or before the row: files without rows begin where the next
+        # one does.
         source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
         number = row - source.first_row
         places = TableFiles(self.folder).places
@@ -374,7 +396,10 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
 
 
 def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield first rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
+    """Yield first rows, here and there, of the texts that both indexes have, some at a time.
+
+    Raises OSError.
+    """
     with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
         here = _next_block(our_file)
         there = _next_block(their_file)

@@ -1,4 +1,6 @@
-"""Files of vectors: checked whole (header, size, digest, finite, not zero), or read row by row, in bounded memory.
+"""Files of vectors.
+
+Checked whole (header, size, digest, finite, not zero), or read row by row, in bounded memory.
 
 No file is mapped into memory: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
@@ -60,10 +62,12 @@ class Inspection:
 
 
 def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
-    """Return the digest in a chunk file's name: it binds the content to its identity and to its place in the output.
+    """Return the digest in a chunk file's name.
 
-    A chunk renamed to another number, or copied from another run, does not pass for this one. The file's own digest
-    is xxh3-128, which finds damage at the speed of memory.
+    It binds the content to its identity and to its place in the output.
+
+    A chunk renamed to another number, or copied from another run, does not pass for this one. The
+    file's own digest is xxh3-128, which finds damage at the speed of memory.
     """
     text = f"{fingerprint}:{start}:{stop}:{file_digest}"
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
@@ -87,7 +91,8 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
         if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
         shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
-    # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several exceptions
+    # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several
+    # exceptions
     except (
         ValueError,
         TypeError,
@@ -131,7 +136,10 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
 
 def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
-    """Read the whole file once; what the rows in `skip` hold does not matter. Raises BadVectorsError, OSError."""
+    """Read the whole file once; what the rows in `skip` hold does not matter.
+
+    Raises BadVectorsError, OSError.
+    """
     with open(path, "rb") as raw:
         shape = read_shape(raw)
         raw.seek(0)
@@ -150,7 +158,7 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
 
 
 def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(rows with a NaN or an infinity, rows that are zero throughout), as positions in the block."""
+    """Find the positions of rows with NaN or infinity, and of rows that are all zero."""
     return np.flatnonzero(~np.isfinite(block).all(axis=1)), np.flatnonzero(~block.any(axis=1))
 
 
@@ -161,7 +169,9 @@ def pick_rows(
     width: int,
     rows: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Read rows of `width` items each, the first of them at `offset_bytes`, by number and in that order.
+    """Read rows of `width` items, by number and in that order.
+
+    The first row is at `offset_bytes`.
 
     Raises OSError; ValueError if the file has no such row.
     """
@@ -182,7 +192,10 @@ def pick_rows(
 
 
 def fill(fd: int, room: memoryview, offset: int) -> bool:
-    """Fill the room of bytes from `offset` of the file on; False if the file ends before. Raises OSError."""
+    """Fill the room of bytes from `offset` of the file on; False if the file ends before.
+
+    Raises OSError.
+    """
     while room.nbytes:
         count = os.preadv(fd, [room], offset)  # at most 2 GiB a call, and possibly less (preadv(2))
         if not count:
@@ -193,7 +206,7 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
 
 
 def _spans(wanted: npt.NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Give (first, end) of the stretches of these sorted rows that are near enough to be read by one call."""
+    """Give (first, end) of stretches of these sorted rows that one call can read."""
     if len(wanted):
         far = np.diff(wanted) * row_bytes > _GAP_BYTES + row_bytes
         full = np.diff(wanted // max(1, _SPAN_BYTES // row_bytes)) > 0

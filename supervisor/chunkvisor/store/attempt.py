@@ -1,4 +1,6 @@
-"""The folder of one attempt: filled for the worker, and read afterwards for what it leaves and for why it ended.
+"""The folder of one attempt.
+
+Filled for the worker, and read afterwards for what it leaves and for why it ended.
 
 numpy is imported late: whatever opens a run or shows one reads logs by this, before any vector.
 """
@@ -29,11 +31,14 @@ _PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
 def write_attempt(
     files: AttemptFiles, draft: Spec, texts: Iterable[str], canary: str | None = None
 ) -> Spec:
-    """Write the texts, as they come, and the spec into a new folder. Returns the spec. Raises OSError.
+    """Write the texts, as they come, and the spec into a new folder. Returns the spec.
 
-    The draft lacks `stop`, the digest of the texts, and whether there is a canary, which stands among
-    the texts since it may be as long as any. Nothing is synced to the disk: an attempt that a power cut
-    took is done again. No worker reads the texts before the spec is there, so they need no rename.
+    Raises OSError.
+
+    The draft lacks `stop`, the digest of the texts, and whether there is a canary, which stands
+    among the texts since it may be as long as any. Nothing is synced to the disk: an attempt that a
+    power cut took is done again. No worker reads the texts before the spec is there, so they need
+    no rename.
     """
     digest = hashlib.sha256()
     count = 0
@@ -57,10 +62,12 @@ def gather(
     is_blank: Callable[[int], bool],
     end: Evidence,
 ) -> Evidence:
-    """Add what the folder tells to what is known of an attempt's end. Raises nothing: unreadable is evidence, too.
+    """Add what the folder tells to what is known of an attempt's end.
 
-    `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
-    nothing but white space: the only texts whose vectors may be zero throughout.
+    Raises nothing: unreadable is evidence, too.
+
+    `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text
+    of the attempt has nothing but white space: the only texts whose vectors may be zero throughout.
     """
     result = read_message(Result, files.result)
     beat = read_beat(files.beat)
@@ -135,18 +142,24 @@ def _with_vectors(
 
 @frozen
 class Salvage:
-    """What is left of an attempt without a result; positions count from the first text of its spec."""
+    """What is left of an attempt without a result.
+
+    Positions count from the first text of its spec.
+    """
 
     done: tuple[int, ...] = ()
     """Texts whose vectors are in its partial file, verified."""
     under_way: tuple[int, ...] = ()
-    """Texts of the batches that had begun and were not written: one of them may be what ended it."""
+    """Texts of the batches that had begun and were not written: one may be what ended it."""
 
 
 def look(
     files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
 ) -> Salvage:
-    """Say what is left of the attempt, for `known` and `is_blank` as in `gather`. Raises nothing."""
+    """Say what is left of the attempt, for `known` and `is_blank` as in `gather`.
+
+    Raises nothing.
+    """
     import numpy as np
     import xxhash
 
@@ -184,9 +197,12 @@ def look(
 
 
 def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
-    """Take over which of the texts start..stop an attempt has cut, from its file into `path`. Raises OSError.
+    """Take over which of the texts start..stop an attempt has cut, from its file into `path`.
 
-    `path` has the tokens before the cut of each of the output's `texts`. A pair that cannot be is passed over.
+    Raises OSError.
+
+    `path` has the tokens before the cut of each of the output's `texts`. A pair that cannot be is
+    passed over.
     """
     import numpy as np
 
@@ -205,7 +221,8 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
         tokens = np.zeros(stop - start, dtype="<i4")
         with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
             os.ftruncate(out.fileno(), 4 * texts)
-            # Read and written, not mapped: a write to a map of a file with holes is killed by a full disk.
+            # Read and written, not mapped: a write to a map of a file with holes is killed by a
+            # full disk.
             fill(out.fileno(), tokens.view(np.uint8).data, 4 * start)
             tokens[pairs[:, 0]] = pairs[:, 1]
             os.pwrite(out.fileno(), tokens.data, 4 * start)
@@ -252,7 +269,10 @@ class AttemptFolder:
         return canary is not None and (known is None or known.dimension == canary.dimension)
 
     def result(self) -> Result | None:
-        """Read what the worker says of its vectors; None if it left nothing, or nothing that can be read."""
+        """Read what the worker says of its vectors.
+
+        None if it left nothing, or nothing that can be read.
+        """
         return read_message(Result, self.files.result)
 
     def facts_of_batches(self) -> Facts | None:
@@ -260,7 +280,10 @@ class AttemptFolder:
         return read_batch_log(self.files.batches).facts
 
     def take_cut(self, cut: Path, texts: int) -> None:
-        """Take over into the file `cut` how many tokens were cut of its texts; see `take_cut`. Raises OSError."""
+        """Take over into the file `cut` how many tokens were cut of its texts; see `take_cut`.
+
+        Raises OSError.
+        """
         take_cut(cut, texts, self.files.cut, self.spec.start, self.spec.stop)
 
     @property
@@ -269,7 +292,10 @@ class AttemptFolder:
         return self.files.verdict.exists()
 
     def note(self, verdict: Verdict) -> None:
-        """Leave the verdict for people to read; an attempt that the run itself ended leaves nothing."""
+        """Leave the verdict for people to read.
+
+        An attempt that the run itself ended leaves nothing.
+        """
         if verdict.asked_for:
             self.remove()
             return
@@ -277,7 +303,10 @@ class AttemptFolder:
             write_message(self.files.verdict, verdict, durable=False)
 
     def drop_bulk(self) -> None:
-        """Remove the vectors of a failed attempt: record and log are left to read, and texts to try by hand."""
+        """Remove the vectors of a failed attempt.
+
+        Record and log are left to read, and texts to try by hand.
+        """
         if not self.is_judged:
             return
         with contextlib.suppress(OSError):
@@ -317,7 +346,10 @@ def last_log(files: AttemptFiles) -> Path | None:
 
 
 def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
-    """Return (rule, log) of an output's newest failed attempt that ended so; else ("", the newest of all logs)."""
+    """Return (rule, log) of an output's newest failed attempt that ended so.
+
+    Else ("", the newest of all logs).
+    """
     logs = sorted(
         attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written, reverse=True
     )

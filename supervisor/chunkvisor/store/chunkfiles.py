@@ -1,4 +1,6 @@
-"""The files of an output's chunks: facts, committed chunks, and parts of chunks that are taken apart.
+"""The files of an output's chunks.
+
+Facts, committed chunks, and parts of chunks that are taken apart.
 
 All that the ledger reads and writes goes through `ChunkFiles`; what it concludes is in `ledger`.
 """
@@ -44,7 +46,9 @@ class Index:
 
 
 def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
-    """Give (number, file) of all committed chunks, in order, listing one folder of a thousand at a time.
+    """Give (number, file) of all committed chunks, in order.
+
+    Lists one folder of a thousand at a time.
 
     Raises OSError.
     """
@@ -57,7 +61,10 @@ def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
 
 
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """Return one byte a chunk: 1 if it has a file, by the names alone; whoever reads a file checks its digest."""
+    """Return one byte a chunk: 1 if it has a file, by the names alone.
+
+    Whoever reads a file checks its digest.
+    """
     found = bytearray(plan.count)
     for number, _ in chunk_files(layout):
         if number < plan.count:
@@ -112,14 +119,17 @@ class ChunkFiles:
             # Or a power cut would bring back a chunk whose bad texts `retry` forgives.
             sync_folder(folder)
 
-    # --- chunks that are taken apart: one file of the whole chunk, NaN in the rows that are not there, and an index
+    # --- chunks that are taken apart: a file of the whole chunk, NaN where nothing is, and an index
 
     def taken_apart(self) -> list[int]:
         """List the chunks that have an index, in order."""
         return [chunk for chunk in numbers_in(self.layout.parts) if chunk < self.plan.count]
 
     def read_index(self, chunk: int) -> Index:
-        """Return the index; an empty one if there is none, if it is damaged, or of another fingerprint."""
+        """Return the index.
+
+        An empty one if there is none, if it is damaged, or of another fingerprint.
+        """
         index = read_if_whole(Index, self._index(chunk))
         if index is None or index.fingerprint != self.fingerprint:
             return Index(self.fingerprint)

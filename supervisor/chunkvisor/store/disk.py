@@ -32,25 +32,33 @@ _AGAIN = f"Then run the same command again{KEPT}."
 def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
     """Return the bytes of the chunks that are still to come and of the final file.
 
-    A final of another form, of `row_bytes` a row, is made from one of float32, which is there as well.
+    A final of another form, of `row_bytes` a row, is made from one of float32, which is there as
+    well.
     """
     return 4 * dimension * (texts_left + rows) + row_bytes * rows + RESERVE_BYTES
 
 
 def check_disk(output: str, need: int, free: int | None, place: str) -> None:
-    """Raise Halt (74) if the output cannot fit: now, not when the disk is full at four in the morning."""
+    """Raise Halt (74) if the output cannot fit.
+
+    Now, not when the disk is full at four in the morning.
+    """
     if free is not None and free < need:
         raise Halt(
             ExitCode.DISK,
             f"output {output} does not fit on the disk of {place}",
             f"Free some space, or choose a workdir on a larger disk. {_AGAIN}",
-            why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
+            why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need "
+            f"{human_bytes(need)} ({need:,} bytes), "
             f"and {human_bytes(free)} are free",
         )
 
 
 def with_room(words: str, *folders: Path) -> str:
-    """Return the words, and what is free in the folders: each disk once, by the first of the folders on it."""
+    """Return the words, and what is free in the folders.
+
+    Each disk once, by the first of the folders on it.
+    """
     by_disk = {
         folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)
     }
@@ -67,7 +75,10 @@ def nearest(path: Path) -> Path:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the space that the user may still fill on the folder's file system; None if that is not known."""
+    """Return the space that the user may still fill on the folder's file system.
+
+    None if that is not known.
+    """
     try:
         room = os.statvfs(folder)
     except OSError:
@@ -81,7 +92,10 @@ def of_start(error: OSError) -> tuple[Outcome, str]:
         return Outcome.DISK_FULL, ""
     if error.errno in LIMIT_ERRNOS:
         return Outcome.HOST_OOM, ""
-    remedy = "Check that the Python of this environment can run, and that its variables (env) are not too long."
+    remedy = (
+        "Check that the Python of this environment can run, and that its variables (env) are not "
+        "too long."
+    )
     return Outcome.SETUP, remedy
 
 
@@ -106,7 +120,8 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         found = there.stat()
         return config_error(
             f"permission denied: {me} cannot use {path}",
-            f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place.",
+            f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose "
+            f"another place.",
             why=f"{there} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})",
         )
     if error.errno in _IN_THE_WAY:
@@ -124,7 +139,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
-    """Return the Halt (78) for what has a name that a run needs, if no run of `ours` has made it."""
+    """Return the Halt (78) for a file in the way that no run of `ours` has made."""
     return config_error(
         f"{path} already exists, and no run of {ours} has made it",
         f"Move it away, or {otherwise}.",
@@ -138,12 +153,13 @@ def memory_halt() -> Halt:
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
         f"Free memory, or raise the limit (ulimit -v unlimited). {_AGAIN}",
-        why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
+        why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` "
+        "allows no more",
     )
 
 
 def disk_halt(error: OSError, place: Path) -> Halt:
-    """Return the end of a run that could not write or read a file in `place`, or the one that the error names."""
+    """Return the end of a run that could not use a file in `place`, or as the error says."""
     path = _path_of(error)
     folder = (
         path.parent
@@ -156,7 +172,10 @@ def disk_halt(error: OSError, place: Path) -> Halt:
         what = f"the disk of {folder} is mounted read-only"
         remedy = "Mount it for writing, or choose another folder"
     elif error.errno not in FULL_ERRNOS:
-        remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
+        remedy = (
+            "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder "
+            "on another disk"
+        )
     see = str(Outcome.DISK_FULL)
     return Halt(
         ExitCode.DISK, what, f"{remedy}. {_AGAIN}", why=with_room(str(error), folder), see=see
@@ -180,7 +199,9 @@ def user_name(uid: int) -> str:
 
 
 def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) -> None:
-    """Raise Halt (78) unless nothing is there, or an empty file, or a file of which `is_ours` knows the first 4 KiB.
+    """Raise Halt (78) unless nothing, an empty file, or a file of ours is there.
+
+    `is_ours` is asked about its first 4 KiB.
 
     `named_by` is the key or the option that named it.
     """

@@ -1,7 +1,7 @@
-"""Identity: everything that shapes the vectors of one output, with its fingerprint, and what is fixed of an output.
+"""Everything that shapes the vectors of one output, with its fingerprint.
 
-What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
-may change at any resume. Of what is probably a secret it has a digest.
+What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not
+in it, so that it may change at any resume. Of what is probably a secret it has a digest.
 """
 
 import json
@@ -19,8 +19,10 @@ from chunkvisor_worker.contract.messages import Facts
 ARITHMETIC = (
     "NVIDIA_TF32_OVERRIDE",  # TF32 in every NVIDIA library (cuBLAS, "NVIDIA_TF32_OVERRIDE")
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",  # the same in torch's matrix products (ATen/Context.cpp)
-    "CUBLAS_WORKSPACE_CONFIG",  # other kernels, hence other last digits (cuBLAS, "Results Reproducibility")
-    "CUBLAS_EMULATE_SINGLE_PRECISION",  # float32 out of bfloat16 (cuBLAS, "Floating Point Emulation")
+    # other kernels, hence other last digits (cuBLAS, "Results Reproducibility")
+    "CUBLAS_WORKSPACE_CONFIG",
+    # float32 out of bfloat16 (cuBLAS, "Floating Point Emulation")
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
     "CUBLAS_EMULATION_STRATEGY",
     "ONEDNN_DEFAULT_FPMATH_MODE",  # bfloat16 for float32 on CPUs that have it (oneDNN, "Math Mode")
     "DNNL_DEFAULT_FPMATH_MODE",  # its earlier name, which still holds
@@ -28,13 +30,17 @@ ARITHMETIC = (
 
 
 def arithmetic_variables(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return those that workers will have, `given` by the config over the `inherited`; an empty one is not set."""
+    """Return those that workers will have, `given` by the config over the `inherited`.
+
+    An empty one is not set.
+    """
     both = {**inherited, **given}
     return {name: both[name] for name in ARITHMETIC if both.get(name)}
 
 
 UNREAD = 0
-"""For `rows` of a source that was not read, whose digest is one of the state of its files; no source has no rows."""
+"""For `rows` of a source that was not read, whose digest is one of the state of its files; no
+source has no rows."""
 TEXT_KEYS = ("column", "template", "sql", "where")
 """Names of what says which text of a row is encoded, and of which rows."""
 
@@ -47,20 +53,26 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the canonical JSON, as hex; a local model counts by its revision, a digest, not by its place."""
+        """sha256 of the canonical JSON, as hex.
+
+        A local model counts by its revision, a digest, not by its place.
+        """
         return digest_of(self._telling())
 
     @property
     def of_vectors(self) -> str:
-        """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
+        """Fingerprint of all that makes one text's vector.
+
+        Without source, template and number of rows.
+        """
         shaping = ("model.", "encode.", "env.")
         return digest_of(
             {name: value for name, value in self._telling().items() if name.startswith(shaping)}
         )
 
     def _telling(self) -> dict[str, Any]:
-        # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
-        # may mean anything, and no revision stands for it.
+        # The config makes the path of a local folder absolute, and no hub id begins with a slash. A
+        # plug-in's name may mean anything, and no revision stands for it.
         values = self.values
         is_local = values["model.encoder"] == SENTENCE_TRANSFORMERS and values[
             "model.name"
@@ -91,10 +103,10 @@ def identity_of(
 ) -> Identity:
     """Make the identity of one output.
 
-    `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the resolved one: a commit
-    hash of the hub or a digest of a local folder; empty for a plug-in. `outside` has the same of what the model's files
-    name outside its folder. `table_digest` and `rows` tell the staged source
-    from another (see UNREAD).
+    `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the
+    resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
+    `outside` has the same of what the model's files name outside its folder. `table_digest` and
+    `rows` tell the staged source from another (see UNREAD).
     """
     model, encode, output = (
         config.model,
@@ -131,7 +143,10 @@ def identity_of(
 
 
 def differences(old: Identity, new: Identity) -> list[str]:
-    """Return a sentence for each thing that would give other vectors; none exactly if the fingerprints are equal."""
+    """Return a sentence for each thing that would give other vectors.
+
+    None exactly if the fingerprints are equal.
+    """
     before, now = old._telling(), new._telling()
     sentences = []
     for name in dict.fromkeys((*now, *before)):

@@ -1,7 +1,10 @@
-"""The workdir: every path in it, named once; whose it is; and the lock that one run at a time holds.
+"""The workdir: every path in it, named once; whose it is.
 
-What can be seen of an output, its final file and manifest above all, is there only when it is complete. All else is in
-the hidden folder, which only its owner may enter: docs/reference/run-folder.md lists it.
+And the lock that one run at a time holds.
+
+What can be seen of an output, its final file and manifest above all, is there only when it is
+complete. All else is in the hidden folder, which only its owner may enter:
+docs/reference/run-folder.md lists it.
 """
 
 import contextlib
@@ -43,13 +46,15 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-_LOOK_S = (
-    0.5  # whoever only looks whether a lock is held keeps it from being taken for less than this
-)
+# whoever only looks whether a lock is held keeps it from being taken for less than this
+_LOOK_S = 0.5
 
 
 class PathIn:
-    """An attribute of a layout: a path in the folder that another attribute gives; NAME stands for the output's."""
+    """An attribute of a layout: a path in the folder that another attribute gives.
+
+    NAME stands for the output's.
+    """
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder, self._name = folder, name
@@ -104,28 +109,24 @@ class OutputLayout:
     rows_table = Beside("rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
-    partial_rows = PathIn(
-        "hidden", "NAME.npy.rows"
-    )  # in float32: a final of another form is made from them
+    # in float32: a final of another form is made from them
+    partial_rows = PathIn("hidden", "NAME.npy.rows")
 
     # Of all generations.
     done = PathIn("home", "final.json")  # of the final file that stands: manifest and stamp
     publishing = PathIn("home", "publishing.json")  # the manifest of one that is about to appear
 
     # Of this generation.
-    identity = PathIn(
-        "state", "identity.json"
-    )  # what the vectors depend on, and what the table was made from
+    # what the vectors depend on, and what the table was made from
+    identity = PathIn("state", "identity.json")
     table = PathIn("state", "table")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
-    cut_rows = PathIn(
-        "state", "cut_rows.bin"
-    )  # int32, tokens before the cut of each row, 0 = whole
+    # int32, tokens before the cut of each row, 0 = whole
+    cut_rows = PathIn("state", "cut_rows.bin")
     chunks = PathIn("state", "chunks")
     reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and their vectors
-    parts = PathIn(
-        "state", "parts"
-    )  # by chunk: its texts without a vector; what is good of one that is taken apart
+    # by chunk: its texts without a vector; what is good of one that is taken apart
+    parts = PathIn("state", "parts")
     attempts = PathIn("state", "attempts")
     truncated_twin = PathIn("state", "truncated.jsonl")
     quarantined_twin = PathIn("state", "quarantined.jsonl")
@@ -158,15 +159,24 @@ class OutputLayout:
         return (self.place or self.workdir / self.name).with_suffix(f".{suffix}")
 
     def partial(self, suffix: str) -> Path:
-        """Return the final file while it is being made; on the same file system, so that one rename publishes it."""
+        """Return the final file while it is being made.
+
+        On the same file system, so that one rename publishes it.
+        """
         return self.hidden / f"{self.name}.{suffix}.partial"
 
     def cut_texts(self, fingerprint: str) -> Path:
-        """Return the tokens before the cut of each text that is encoded under that fingerprint; see `take_cut`."""
+        """Return the tokens before the cut of each text that is encoded under that fingerprint.
+
+        See `take_cut`.
+        """
         return self.state / f"cut-{fingerprint[:DIGEST_LENGTH]}.bin"
 
     def chunk(self, number: int, digest: str) -> Path:
-        """Return the file of a committed chunk; the digest in its name lets one rename commit file and record."""
+        """Return the file of a committed chunk.
+
+        The digest in its name lets one rename commit file and record.
+        """
         folder = self.chunks / f"{number // CHUNKS_PER_FOLDER:03d}"
         return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
 
@@ -218,7 +228,10 @@ class Layout:
     all_combined = PathIn("hidden", "combined")
 
     def owns(self, path: Path) -> bool:
-        """Say whether the path is the report or one of the state's, links resolved; final files are not state."""
+        """Say whether the path is the report or one of the state's, links resolved.
+
+        Final files are not state.
+        """
         inside = path.resolve()
         return inside == self.report.resolve() or inside.is_relative_to(self.hidden.resolve())
 
@@ -237,7 +250,8 @@ class Layout:
 def is_workdir(layout: Layout) -> bool:
     """Say whether a run has worked here.
 
-    Raises Halt (78) if it was one of another version, whose state we cannot read, or if others could have changed it.
+    Raises Halt (78) if it was one of another version, whose state we cannot read, or if others
+    could have changed it.
     """
     try:
         found = layout.hidden.lstat()
@@ -258,7 +272,8 @@ def is_workdir(layout: Layout) -> bool:
         raise config_error(
             f"the state in {layout.hidden} cannot be trusted: {why}",
             f"{remedy}; or choose another workdir.",
-            why="what is read from it decides which files are written and which processes are ended",
+            why="what is read from it decides which files are written and which processes are "
+            "ended",
         )
     try:
         written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
@@ -266,7 +281,8 @@ def is_workdir(layout: Layout) -> bool:
         return True  # lost or damaged: that its folder is there says enough
     if written != FORMAT:
         raise config_error(
-            f"{layout.workdir} was made by another version of chunkvisor, whose state this version cannot read",
+            f"{layout.workdir} was made by another version of chunkvisor, whose state this version "
+            f"cannot read",
             "Choose another folder as the workdir, or install that version again.",
             why="its finished files are whole and stay",
         )
@@ -274,7 +290,10 @@ def is_workdir(layout: Layout) -> bool:
 
 
 def require_workdir(path: Path) -> Layout:
-    """Return the layout of a folder that was given as a workdir. Raises Halt (78) if no run has worked there."""
+    """Return the layout of a folder that was given as a workdir.
+
+    Raises Halt (78) if no run has worked there.
+    """
     layout = Layout(path)
     if not is_workdir(layout):
         raise no_workdir(path)
@@ -282,9 +301,10 @@ def require_workdir(path: Path) -> Layout:
 
 
 def claim(layout: Layout, outputs: Iterable[str]) -> None:
-    """Make the folder if it is missing, and mark it as ours, on the disk before anything else of ours is there.
+    """Make the folder if it is missing, and mark it as ours before anything else.
 
-    Raises Halt (78) if it is not ours and something in it has a name that a run of these outputs needs; OSError.
+    Raises Halt (78) if it is not ours and something in it has a name that a run of these outputs
+    needs; OSError.
     """
     try:
         str(layout.workdir).encode()
@@ -317,7 +337,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
 
 
 def anything_kept(layout: Layout) -> bool:
-    """Say whether a text of any output may have its vector, be it in the batches of an attempt that was stopped."""
+    """Say whether any text may have its vector, also in batches of a stopped attempt."""
     kept = ("chunks/*/*.npy", "parts/*/*.npy", "attempts/*/*/batches.jsonl")
     places = ("*/final.json", *(f"*/*/{each}" for each in kept))
     return any(next(layout.outputs.glob(each), None) for each in places)
@@ -334,20 +354,27 @@ class LockHolder:
     host: str
     pid: int
     started_at: float
-    """Start of the process in seconds since the epoch; with the pid it names one process of one boot."""
+    """Start of the process in seconds since the epoch; with the pid it names one process of one
+    boot."""
     since: float
     """Start of the run, seconds since the epoch."""
 
     @property
     def over(self) -> bool:
-        """Whether it was a process of this machine and has ended: what has the id of its run may then be ended."""
+        """Whether it was a process of this machine and has ended.
+
+        What has the id of its run may then be ended.
+        """
         # Our own process has held it before: a second run of one Python program.
         return self.host == socket.gethostname() and (
             self.pid == os.getpid() or self.alive() is False
         )
 
     def alive(self) -> bool | None:
-        """Say whether the process still runs; None if it ran on another host, which cannot be seen from here."""
+        """Say whether the process still runs.
+
+        None if it ran on another host, which cannot be seen from here.
+        """
         if self.host != socket.gethostname():
             return None
         try:
@@ -362,20 +389,27 @@ class LockHolder:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Return the holder noted in the lock file, if there is one. Strict about types: it decides what is killed."""
+    """Return the holder noted in the lock file, if there is one.
+
+    Strict about types: it decides what is killed.
+    """
     holder = from_json(LockHolder, read_bounded(path))
     return holder if holder is not None and holder.pid > 0 else None
 
 
 @contextlib.contextmanager
 def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
-    """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) if another run holds it.
+    """Hold the workdir while the context lasts; gives who held it before.
 
-    The kernel frees the lock when its holder dies. The file is not removed: two runs would then lock two inodes. Give
-    an empty `run_id` to hold it without a run: the last run stays noted, for `end_orphans`.
+    Raises Halt (75) if another run holds it.
+
+    The kernel frees the lock when its holder dies. The file is not removed: two runs would then
+    lock two inodes. Give an empty `run_id` to hold it without a run: the last run stays noted, for
+    `end_orphans`.
     """
-    # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the workdir locked after
-    # our death (flock(2)). Open for writing, which the byte-range locks that NFS makes of it need.
+    # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
+    # workdir locked after our death (flock(2)). Open for writing, which the byte-range locks that
+    # NFS makes of it need.
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         deadline = time.monotonic() + _LOOK_S
@@ -415,7 +449,8 @@ def _take(fd: int, operation: int) -> bool:
         raise Halt(
             ExitCode.MACHINE,
             f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
-            "Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir.",
+            "Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the "
+            "workdir.",
             why=f"flock says: {error.strerror}",
         ) from None
     return True
@@ -435,13 +470,17 @@ def _taken(path: Path) -> Halt:
 
 
 def workdir_gone(layout: Layout) -> Halt | None:
-    """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
+    """Return the end of a run whose workdir is not there any more, or None.
+
+    Call it while the lock is held.
+    """
     if layout.lock.exists():
         return None
     return Halt(
         ExitCode.DISK,
         f"{layout.workdir} was moved or removed while the run worked in it",
-        "Move it back, or write its new place as workdir; then run the same command again. If it was removed, "
+        "Move it back, or write its new place as workdir; then run the same command again. If it "
+        "was removed, "
         "the same command starts over.",
         why=f"{layout.lock} is no longer there",
     )

@@ -21,7 +21,10 @@ _SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
 
 
 class Parts:
-    """Vectors and bad texts of a chunk that is being taken apart. Methods that change it raise OSError."""
+    """Vectors and bad texts of a chunk that is being taken apart.
+
+    Methods that change it raise OSError.
+    """
 
     def __init__(self, files: ChunkFiles, chunk: int) -> None:
         self._files = files
@@ -49,7 +52,10 @@ class Parts:
         return [text for text in range(*bounds) if text not in known]
 
     def add(self, first: int, vectors: Path, texts: Collection[int]) -> None:
-        """Take over the vectors of these texts from a verified file, whose first row is that of text `first`."""
+        """Take over the vectors of these texts from a verified file.
+
+        Its first row is that of text `first`.
+        """
         added = sorted(set(texts).intersection(self.missing()))
         digest = self._files.add_vectors(self._chunk, first, vectors, added)
         self._save(replace(self._index, parts=(*self._index.parts, Part(tuple(added), digest))))
@@ -108,7 +114,10 @@ class Ledger:
         self._parts: dict[int, Parts] = {}
 
     def load(self) -> None:
-        """Read the folder; what does not belong is removed, and so computed again. Raises OSError."""
+        """Read the folder; what does not belong is removed, and so computed again.
+
+        Raises OSError.
+        """
         self._files.make_folders()
         record = self._files.read_facts()
         if record is not None:
@@ -125,7 +134,10 @@ class Ledger:
             self._bring_back_facts()
 
     def _settle(self, chunk: int) -> None:
-        """Keep of a committed chunk its bad texts: without them, rows of NaN would count as damage."""
+        """Keep of a committed chunk its bad texts.
+
+        Without them, rows of NaN would count as damage.
+        """
         bad = self.parts(chunk).bad
         self.bad.update({text.text: text for text in bad})
         self._files.remove_parts(chunk, keep_index=bool(bad))
@@ -220,7 +232,7 @@ class Ledger:
         return [chunk for chunk, parts in self._parts.items() if parts.begun]
 
     def saved(self) -> dict[int, int]:
-        """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
+        """Count the texts that need no attempt any more, by chunk that is not committed."""
         return {
             chunk: self.plan.size(chunk) - len(self.parts(chunk).missing())
             for chunk in self.taken_apart()
@@ -233,7 +245,10 @@ class Ledger:
             self.facts = facts
 
     def note_versions(self, facts: Facts) -> list[str]:
-        """Keep the versions that compute now; return how they differ from the first, in words. Raises OSError."""
+        """Keep the versions that compute now; return how they differ from the first, in words.
+
+        Raises OSError.
+        """
         before = self.facts.versions if self.facts is not None else facts.versions
         now = facts.versions
         changed = [
@@ -249,7 +264,8 @@ class Ledger:
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
 
-        The first commit fixes the facts of the output, and is preceded by them: no chunk lies there without.
+        The first commit fixes the facts of the output, and is preceded by them: no chunk lies there
+        without.
         """
         self.fix_facts(facts)
         self._files.publish(chunk, vectors, file_digest)
@@ -271,7 +287,10 @@ class Ledger:
         return True
 
     def discard(self, chunk: int) -> None:
-        """Remove what is committed of the chunk: it is pending again, but for its bad texts. Raises OSError."""
+        """Remove what is committed of the chunk: it is pending again, but for its bad texts.
+
+        Raises OSError.
+        """
         self._files.discard(chunk)
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}

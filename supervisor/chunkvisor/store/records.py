@@ -1,4 +1,6 @@
-"""Records that know whether they are whole: sealed JSON, stamps of files, what is kept of models and of batch limits.
+"""Records that know whether they are whole.
+
+Sealed JSON, stamps of files, what is kept of models and of batch limits.
 
 A damaged file is reported as such, and the caller decides.
 """
@@ -62,7 +64,10 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(kind: type[_Record], path: Path) -> _Record | None:
-    """Return the record of a dataclass's shape, or None if the file does not exist; raises as `read_sealed`."""
+    """Return the record of a dataclass's shape, or None if the file does not exist.
+
+    Raises as `read_sealed`.
+    """
     content = read_sealed(path)
     record = None if content is None else from_json(kind, json.dumps(content))
     if content is not None and record is None:
@@ -134,7 +139,10 @@ def digest_file(path: Path) -> str:
 
 
 def state_of(path: Path) -> tuple[int, int, int, int]:
-    """Return the file's size in bytes, modification time and change time in ns, and inode. Raises OSError."""
+    """Return the file's size in bytes, modification time and change time in ns, and inode.
+
+    Raises OSError.
+    """
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
@@ -160,7 +168,10 @@ class ModelRecord:
 
 
 def read_models(path: Path) -> ModelRecord:
-    """Read what is there; nothing, if it is damaged: the model is looked for again. Raises OSError."""
+    """Read what is there; nothing, if it is damaged: the model is looked for again.
+
+    Raises OSError.
+    """
     try:
         return read_record(ModelRecord, path) or ModelRecord()
     except DamagedError:
@@ -175,7 +186,10 @@ class LessonFile:
         self._path, self._key = path, key
 
     def get(self, kind: str) -> tuple[int, int | None] | None:
-        """Say how many rows and padded tokens (None = not known) a batch may have on devices of the kind."""
+        """Say how many rows and padded tokens (None = not known) a batch may have.
+
+        By kind of device.
+        """
         found = self._read().get(f"{kind}|{self._key}")
         return (found[0], found[1]) if found else None
 

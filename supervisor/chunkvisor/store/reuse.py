@@ -1,4 +1,6 @@
-"""The reuse plan: which texts of an output have a vector elsewhere, and where; fixed before the first chunk.
+"""The reuse plan: which texts of an output have a vector elsewhere, and where.
+
+Fixed before the first chunk.
 
 Chunks are cut out of the others; without a plan, that is all of them.
 """
@@ -45,15 +47,14 @@ class ReuseFiles:
 
     folder: Path
 
-    # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded as number n
+    # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded
+    # as number n
     where = FileIn("where.bin")
-    encoded = FileIn(
-        "encoded.bin"
-    )  # int64, little-endian: numbers of the texts that are encoded, in order
+    # int64, little-endian: numbers of the texts that are encoded, in order
+    encoded = FileIn("encoded.bin")
     copied = FileIn("copied.npy")  # the vectors that were copied
-    tokens = FileIn(
-        "tokens.bin"
-    )  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
+    # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
+    tokens = FileIn("tokens.bin")
     record = FileIn("plan.json")
 
 
@@ -96,7 +97,10 @@ class Reuse:
 
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
-    """Return the plan, or None if there is none, or it takes nothing over. Raises DamagedError, OSError."""
+    """Return the plan, or None if there is none, or it takes nothing over.
+
+    Raises DamagedError, OSError.
+    """
     reuse = read_record(Reuse, ReuseFiles(layout.reuse).record)
     if reuse is None or not reuse.places:
         return None
@@ -111,7 +115,10 @@ def is_planned(layout: OutputLayout) -> bool:
 
 
 def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
-    """Sync the finished files, and write the record that makes the folder a plan. Raises OSError."""
+    """Sync the finished files, and write the record that makes the folder a plan.
+
+    Raises OSError.
+    """
     files = ReuseFiles(folder)
     stamps = dict[str, Stamp]()
     for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
@@ -122,7 +129,7 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
 
 
 def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
-    """Return the chunks of an output, and the fingerprint in their names, which binds them to the choice of texts."""
+    """Return the chunks of an output, and the fingerprint in their names."""
     if reuse is None:
         return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
     choice = reuse.stamps[reuse.files.encoded.name].digest
@@ -130,6 +137,9 @@ def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
 
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:
-    """Return the output's ledger, not loaded, or None if it was never begun. Raises DamagedError, OSError."""
+    """Return the output's ledger, not loaded, or None if it was never begun.
+
+    Raises DamagedError, OSError.
+    """
     fixed = read_fixed(layout)
     return Ledger(layout, *work_with(read_reuse(layout), fixed)) if fixed is not None else None

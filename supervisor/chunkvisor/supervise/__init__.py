@@ -1,4 +1,4 @@
-"""One run: opens the outputs, starts and judges workers, and obeys what `decide` says until it ends.
+"""One run: from the first word to the exit code.
 
 May import observe and down. It is not called `run`: that is the function `chunkvisor.run`.
 """

@@ -48,7 +48,9 @@ class Request:
     from_scratch: bool = False
     update: bool = False  # take a source that has changed as it is now
     stop_after_s: float | None = None  # how long it may take, at most; None = as long as it takes
-    keeps: bool = True  # False = what is done is thrown away unless all is done: the first signal ends the run at once
+    keeps: bool = True
+    """False = what is done is thrown away unless all is done: the first signal ends the run at
+    once."""
     typed: str = ""  # the command, to be typed again; empty for a call from Python
     place: Path | None = None  # of the one final file, if it is not to be in the workdir
     more: dict[str, Any] = field(default_factory=dict)  # what manifests say besides
@@ -74,7 +76,10 @@ class RunResources:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
             self.devices = find_devices(config.device)
         if guessed := sum(device.uuid.isdecimal() for device in self.devices):
-            words = f"nvidia-smi does not list the GPUs: the run continues with {counted(guessed, 'GPU')}, whose memory"
+            words = (
+                f"nvidia-smi does not list the GPUs: the run continues with "
+                f"{counted(guessed, 'GPU')}, whose memory"
+            )
             run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(
             RunStarted(
@@ -101,9 +106,12 @@ class RunResources:
     # --- the model
 
     def source(self) -> ModelSource:
-        """Find or download the model's files; if an output is new, begin to load them as soon as they are known.
+        """Find or download the model's files.
 
-        Raises Halt, also if the files show that it is not the model that the config describes; OSError.
+        If an output is new, begin to load them as soon as they are known.
+
+        Raises Halt, also if the files show that it is not the model that the config describes;
+        OSError.
         """
         model, layout = self._config.model, self._run.layout
         # A resume may need no worker at all: then loading a model would only cost memory.
@@ -115,7 +123,8 @@ class RunResources:
             if here is None:
                 from chunkvisor.sources.child import request_of, try_first_row
 
-                # The hub may be waited for, and a download takes minutes: what is wrong with a source is said before.
+                # The hub may be waited for, and a download takes minutes: what is wrong with a
+                # source is said before.
                 for name in self._config.outputs:
                     try_first_row(
                         request_of(self._config, name, self._request.max_rows), self.on_wait
@@ -162,7 +171,8 @@ class RunResources:
                 self._run.signals.sleep(min(left_s, _PAUSE_S), [])
                 self.on_wait()
 
-        # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
+        # From scratch the hub is asked for its newest commit; otherwise the first run's commit
+        # counts.
         anew = self._request.from_scratch
         return resolve_hub(
             wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
@@ -171,7 +181,7 @@ class RunResources:
     # --- the engine
 
     def load_ahead(self, source: ModelSource) -> None:
-        """Have a template load while a source is read, if there is to be one or it takes seconds."""
+        """Have a template load while a source is read, if it is of use."""
         model = self._config.model
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and self._ahead is None and not self.on_ray:
@@ -179,7 +189,10 @@ class RunResources:
             self._ahead.expect(1)
 
     def take_engine(self, source: ModelSource) -> Engine:
-        """Give the engine, which the caller closes: the one that was begun ahead, if there is one."""
+        """Give the engine, which the caller closes.
+
+        The one that was begun ahead, if there is one.
+        """
         if self.on_ray:
             return RayEngine(
                 self._config,

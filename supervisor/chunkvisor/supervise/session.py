@@ -1,6 +1,9 @@
-"""One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code.
+"""One invocation of `chunkvisor run`.
 
-It is imported before a model begins to load; what else a run needs, numpy above all, is imported meanwhile.
+Holds the workdir, lets the observers hear of it, and ends with its exit code.
+
+It is imported before a model begins to load; what else a run needs, numpy above all, is imported
+meanwhile.
 """
 
 import secrets
@@ -45,7 +48,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
     with ExitStack() as stack:
         try:
             claim(layout, [*config.outputs, *config.combine])
-            # From here on, no other run can touch the workdir; what an earlier one left running is ended below.
+            # From here on, no other run can touch the workdir; what an earlier one left running is
+            # ended below.
             previous = stack.enter_context(hold(layout.lock, run_id))
             journal = Journal(layout.events, run_id)
             stack.callback(journal.close)
@@ -53,7 +57,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
             speed = journal.state.texts_per_s
             invocation = open_invocation(layout)
             observers = Observers(observer, guarded=observers_of_run(config, layout, invocation))
-            # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
+            # Before the observers are closed and after: a signal meanwhile must not end us with
+            # half a report.
             signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
             stack.enter_context(signals.listen())
             stack.callback(observers.close)
@@ -64,7 +69,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 observers.event(event, journal.state)
 
             emit = report
-            # What a worker has started, and has put out of its own group, ends with the run as well.
+            # What a worker has started, and has put out of its own group, ends with the run as
+            # well.
             stack.callback(end_orphans, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
@@ -87,7 +93,10 @@ def run(request: Request, observer: Observer) -> ExitCode:
 def _in_words(
     error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None
 ) -> Halt | None:
-    """Report what ends the run, if it can report anything yet; what the machine refuses becomes a Halt, a bug None."""
+    """Report what ends the run, if it can report anything yet.
+
+    What the machine refuses becomes a Halt, a bug None.
+    """
     # If the workdir is gone, a child that found no folder, say, this is why.
     gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
@@ -97,7 +106,8 @@ def _in_words(
     else:
         halt = memory_halt() if isinstance(error, MemoryError) else None
     if halt is None:
-        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every
+        # bug.
         with suppress(Exception):
             if emit is not None:
                 emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
@@ -114,8 +124,10 @@ def require_extras(config: Config) -> None:
     if (textfile := config.metrics.textfile) is not None:
         if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):
             raise config_error(
-                f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the workdir's state",
-                "Name a file in the folder that node_exporter reads (--collector.textfile.directory).",
+                f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the "
+                f"workdir's state",
+                "Name a file in the folder that node_exporter reads "
+                "(--collector.textfile.directory).",
             )
         check_target(textfile, "metrics.textfile", is_textfile)
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
@@ -127,11 +139,13 @@ def require_extras(config: Config) -> None:
         if find_spec(package) is None:
             raise config_error(
                 f"the key {key} needs the package {package}, which is not installed",
-                f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the key.",
+                f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the "
+                f"key.",
             )
     urls = [url.get_secret_value() for url in config.notify]
     if urls and (wrong := sender_to(urls)[1]):
         raise config_error(
-            f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand this address",
+            f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand "
+            f"this address",
             "Look up its form in apprise's list of services, and test it: apprise -b test ADDRESS",
         )

@@ -1,4 +1,7 @@
-"""The work of one run: opens its outputs, runs the loop over them, and combines what is finished."""
+"""The work of one run.
+
+Opens its outputs, runs the loop over them, and combines what is finished.
+"""
 
 import os
 import tempfile
@@ -40,11 +43,15 @@ from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.messages import Phase, Spec
 
-_TARGET_S = 40.0  # a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
+# a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
+_TARGET_S = 40.0
 
 
 def work(request: Request, run: Run, resources: RunResources, source: ModelSource) -> None:
-    """Do what a run does between its first word and its last. Raises Halt if it does not end well; OSError."""
+    """Do what a run does between its first word and its last.
+
+    Raises Halt if it does not end well; OSError.
+    """
     config = request.loaded.config
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
@@ -113,7 +120,10 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
 
 
 def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, Any]:
-    """Return the manifest of an output or a combination. Raises Halt (75) if its files are not there."""
+    """Return the manifest of an output or a combination.
+
+    Raises Halt (75) if its files are not there.
+    """
     if manifest is None:
         raise Halt(
             ExitCode.TRY_AGAIN,
@@ -141,7 +151,8 @@ def _expect(
         raise refusal
     run.emit(
         Note(
-            f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"
+            f"the model gives the vectors of {counted(len(expected.texts), 'text')} in "
+            f"{expected.path}"
         )
     )
 
@@ -193,9 +204,10 @@ class Opening:
         return size
 
     def open(self) -> list[OutputRun]:
-        """Open all outputs, and return those that are not complete, in the order in which they are encoded.
+        """Open all outputs; return those that are not complete, in their order.
 
-        Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
+        Raises Halt if a source is wrong, or the config differs from what the workdir was begun
+        with; OSError.
         """
         self._layouts = [*map(self._run.layout.output, self._config.outputs)]
         found = open_outputs(self._layouts, self._wanted)
@@ -216,7 +228,10 @@ class Opening:
     def _waiting(
         self, found: Found, counts: Sequence[int], known: int, before: Sequence[OutputRun]
     ) -> OutputRun:
-        """Open an output that takes over what earlier ones are to encode; its plan is a guess until they have."""
+        """Open an output that takes over what earlier ones are to encode.
+
+        Its plan is a guess until they have.
+        """
         fixed = found.fixed
         assert fixed is not None
         name = found.layout.name
@@ -272,9 +287,8 @@ class Opening:
                 f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
             )
             wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
-        saved = (
-            ledger.saved()
-        )  # finds the chunks of which parts are known, and with them their bad texts
+        # finds the chunks of which parts are known, and with them their bad texts
+        saved = ledger.saved()
         opened = OutputOpened(
             output=name,
             rows=table.rows,
@@ -341,7 +355,10 @@ class Opening:
 
 
 def _without_blanks(output: OutputConfig) -> str:
-    """Return a condition for `where` that leaves blank texts out; empty if a template makes them or there is one."""
+    """Return a condition for `where` that leaves blank texts out.
+
+    Empty if a template makes them or there is one.
+    """
     if output.template is not None or output.where is not None:
         return ""
     text = f"({output.sql})" if output.sql is not None else f'"{output.column}"'
@@ -349,9 +366,10 @@ def _without_blanks(output: OutputConfig) -> str:
 
 
 def pace_before(config: Config) -> tuple[float | None, float]:
-    """Return the texts a second that the last run here, or trial, has encoded over all devices, and `entry_s`.
+    """Return the texts a second of the last run or trial here, and its `entry_s`.
 
-    That is how long a worker has its device before it computes: for its CUDA context, and the copy of the weights.
+    That is how long a worker has its device before it computes: for its CUDA context, and the copy
+    of the weights.
     """
     rate, entry_s = None, 0.0
     for event in (
@@ -368,13 +386,15 @@ def pace_before(config: Config) -> tuple[float | None, float]:
 def propose(
     texts_per_s: float | None, entry_s: float, workers: int, device_kind: str
 ) -> tuple[int, str]:
-    """Propose how many texts a chunk has, in words why: one significant digit, so 27 to 60 s if the entry is short."""
+    """Propose how many texts a chunk has, in words why.
+
+    One significant digit, so 27 to 60 s if the entry is short.
+    """
     if texts_per_s is None:
         size = 3000 if device_kind == "cuda" else 500
         return size, f"usual for {device_kind}; no rate is known here yet"
     rate = texts_per_s / workers
-    target_s = max(
-        _TARGET_S, 75 * entry_s
-    )  # so that the entry takes under 2 %, even if rounded down
+    # so that the entry takes under 2 %, even if rounded down
+    target_s = max(_TARGET_S, 75 * entry_s)
     size = min(50_000, max(100, int(float(f"{rate * target_s:.1g}"))))
     return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"

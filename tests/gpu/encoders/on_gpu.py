@@ -1,9 +1,9 @@
 """An encoder that uses the GPU for real, and there meets the trouble that a test asks for.
 
-`model.kwargs.trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it; as many starts fail
-for each chunk as `failed_starts` says. What it sees it writes
-to `notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py, through the GPU's
-memory and back.
+`model.kwargs.trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it; as
+many starts fail for each chunk as `failed_starts` says. What it sees it writes to
+`notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py,
+through the GPU's memory and back.
 """
 
 import ctypes
@@ -34,7 +34,8 @@ class OnDevice:
 
 
 def illegal_address():
-    """Write to memory that has gone back to the driver: a block of more than 10 MiB has a segment of its own."""
+    """Write to memory that has gone back to the driver: a block of more than 10 MiB has a segment
+    of its own."""
     count = 16 << 20
     pointer = torch.cuda.caching_allocator_alloc(4 * count)
     view = torch.as_tensor(OnDevice(pointer, count), device="cuda")
@@ -44,7 +45,10 @@ def illegal_address():
     torch.cuda.synchronize()
 
 
-PTX = b".version 6.5\n.target sm_75\n.address_size 64\n.visible .entry trapping()\n{\n  trap;\n  ret;\n}\n"
+PTX = (
+    b".version 6.5\n.target sm_75\n.address_size 64\n.visible .entry trapping()\n{\n  trap;\n  "
+    b"ret;\n}\n"
+)
 
 
 def launch_failure():
@@ -57,7 +61,8 @@ def launch_failure():
 
 
 def no_room_for_cublas():
-    """Fill the GPU, and let threads multiply: cuBLAS wants memory for each of them (pytorch#128601)."""
+    """Fill the GPU, and let threads multiply: cuBLAS wants memory for each of them
+    (pytorch#128601)."""
     ones, out = torch.ones(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
     taken, size_bytes, threads = [], 1 << 34, 64
     while size_bytes >= 1 << 21:

@@ -9,9 +9,8 @@ DIMENSION = 64
 class Encoder:
     def __init__(self, device):
         self.device = device
-        torch.zeros(
-            1, device=device
-        )  # starts CUDA, as the worker itself does for sentence-transformers
+        # starts CUDA, as the worker itself does for sentence-transformers
+        torch.zeros(1, device=device)
         layers = (
             torch.nn.Embedding(32, DIMENSION),
             torch.nn.LayerNorm(DIMENSION),

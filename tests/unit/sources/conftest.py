@@ -14,7 +14,9 @@ from ingest_files import Stage
 
 @pytest.fixture
 def stage_here(tmp_path: Path) -> Stage:
-    """Stages a request in this process: `stage_here("a.csv", column="text")`, files relative to tmp_path."""
+    """Stages a request in this process: `stage_here("a.csv", column="text")`, files relative to
+    tmp_path.
+    """
     count = 0
 
     def staged(*names: str, **wanted: Any) -> StagedTable:

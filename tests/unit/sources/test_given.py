@@ -1,4 +1,6 @@
-"""What a program may give as texts: anything that can be iterated, such as a column of a table of any library."""
+"""What a program may give as texts: anything that can be iterated, such as a column of a table of
+any library.
+"""
 
 import errno
 import json
@@ -56,7 +58,9 @@ def test_what_is_taken(tmp_path: Path, given: Any) -> None:
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: Any, words: str) -> None:
-    """What would be taken for other texts than those that were meant is refused, and leaves no file."""
+    """What would be taken for other texts than those that were meant is refused, and leaves no
+    file.
+    """
     with pytest.raises(Halt, match=words) as raised:
         written(given, tmp_path)
     assert raised.value.code == 78

@@ -1,4 +1,6 @@
-"""What becomes of the rows of each format; every fault is refused with the file, the line and what is wrong."""
+"""What becomes of the rows of each format; every fault is refused with the file, the line and what
+is wrong.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ BIG = 17 << 20
 def test_every_format_and_compression(
     tmp_path: Path, stage_here: Stage, rows_of: RowsOf, suffix: str
 ) -> None:
-    """Rows come out as they were written, equal ones share one text, and texts are numbered by first occurrence."""
+    """Rows come out as they were written, equal ones share one text, and texts are numbered by
+    first occurrence.
+    """
     path = tmp_path / f"a{suffix}"
     write_texts(path.with_name(path.name.lower()), TEXTS)
     path.with_name(path.name.lower()).rename(path)
@@ -34,7 +38,9 @@ def test_every_format_and_compression(
 
 
 def test_several_files(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
-    """Row i is row i of the files one after the other, some without rows; the digest is of the content alone."""
+    """Row i is row i of the files one after the other, some without rows; the digest is of the
+    content alone.
+    """
     for name, part in {
         "a.csv": TEXTS,
         "b.jsonl": TEXTS[:3],
@@ -95,7 +101,9 @@ def test_null_is_empty_text(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) 
 def test_as_it_stands(
     tmp_path: Path, stage_here: Stage, rows_of: RowsOf, name: str, data: bytes, expected: list[str]
 ) -> None:
-    """No type, dialect or null string is guessed, and nothing but a line feed outside quotes ends a row."""
+    """No type, dialect or null string is guessed, and nothing but a line feed outside quotes ends a
+    row.
+    """
     (tmp_path / name).write_bytes(data)
     assert rows_of(stage_here(name, column="text")) == expected
 

@@ -1,4 +1,6 @@
-"""Which files sources mean, here and at addresses: found, told apart, fetched through faults, and named in messages."""
+"""Which files sources mean, here and at addresses: found, told apart, fetched through faults, and
+named in messages.
+"""
 
 import gzip
 import io
@@ -152,7 +154,9 @@ ROWS = b"text\n" + b"".join(b"text %d\n" % number for number in range(40))
 
 
 def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
-    """Files elsewhere, one of them compressed, are the table of the same files here; a pattern gives them by name."""
+    """Files elsewhere, one of them compressed, are the table of the same files here; a pattern
+    gives them by name.
+    """
     (tmp_path / "a.csv").write_bytes(ROWS)
     here = staged(
         tmp_path / "here", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), columns=("text",)
@@ -189,7 +193,9 @@ def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
 def test_faults(
     elsewhere: Elsewhere, tmp_path: Path, given: dict[str, Any], code: int, words: str
 ) -> None:
-    """What does not pass, or is wrong in the file, is told with the address; no signature is repeated."""
+    """What does not pass, or is wrong in the file, is told with the address; no signature is
+    repeated.
+    """
     elsewhere.files["b/a.csv"] = ROWS
     for name, value in given.items():
         setattr(elsewhere, name, value)
@@ -227,7 +233,9 @@ def test_changed_while_it_is_read(
 )
 @pytest.mark.usefixtures("elsewhere")
 def test_what_cannot_be_a_source(source: str, words: str) -> None:
-    """An address of no known format or kind, and a pattern that matches nothing, are refused in words."""
+    """An address of no known format or kind, and a pattern that matches nothing, are refused in
+    words.
+    """
     with pytest.raises(Halt, match=words) as raised:
         signature(resolve([source]))
     assert raised.value.code == 78

@@ -62,7 +62,9 @@ def refusal(stage_here: Stage, folder: Path, name: str, **wanted: Any) -> str:
 def test_the_rows_for_which_it_is_true(
     stage_here: Stage, rows_of: RowsOf, tmp_path: Path, kind: str, text: dict[str, str]
 ) -> None:
-    """Of two files, the wanted rows are left, in order, and each knows its source row, its file and its columns."""
+    """Of two files, the wanted rows are left, in order, and each knows its source row, its file and
+    its columns.
+    """
     name = write(tmp_path, kind)
     table = stage_here(name, name, where="split = 'train'", columns=("id",), **text)
     assert rows_of(table) == [ROWS[number]["text"] or "" for number in KEPT] * 2
@@ -85,7 +87,9 @@ def test_the_rows_for_which_it_is_true(
 
 
 def test_columns_of_every_row(stage_here: Stage, tmp_path: Path) -> None:
-    """Without a condition the table has each row, with the types of the source, and the texts are the same table."""
+    """Without a condition the table has each row, with the types of the source, and the texts are
+    the same table.
+    """
     (tmp_path / "a.jsonl").write_text(
         '{"t": "x", "n": 1, "Ünïc/~ \\"q": [1, 2]}\n{"t": "y", "n": null}\n'
     )
@@ -96,7 +100,9 @@ def test_columns_of_every_row(stage_here: Stage, tmp_path: Path) -> None:
 
 
 def test_template_values(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
-    """Numbers and booleans appear as JSON writes them, text as it stands, doubled braces as one; also with `where`."""
+    """Numbers and booleans appear as JSON writes them, text as it stands, doubled braces as one;
+    also with `where`.
+    """
     (tmp_path / "a.jsonl").write_text(
         '{"a b": 1.10, "c": true, "d": 12345678901234567890123}\n{"a b": -0, "c": false}\n'
     )
@@ -121,7 +127,8 @@ def test_template_values(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> 
     [
         (
             "a.jsonl",
-            '{"n": 2, "f": 1.5, "b": true, "l": ["x", 1], "m": "t", "day": "2020-01-01", "g": 9007199254740993}\n'
+            '{"n": 2, "f": 1.5, "b": true, "l": ["x", 1], "m": "t", "day": "2020-01-01", "g": '
+            "9007199254740993}\n"
             '{"n": 3, "f": 2, "b": false, "m": 1, "g": null}\n',
             "concat_ws('|', n + 1, f * 2, NOT b, l->>0, m, day, g)",
             ["3|3.0|false|x|t|2020-01-01|9007199254740993", "4|4|true|1"],
@@ -215,7 +222,8 @@ def test_expression(
 ) -> None:
     """An expression that is none, does not fit or fails on a row is refused."""
     (tmp_path / "a.jsonl").write_text(
-        '{"id": 1, "text": "1", "nested": [1]}\n{"id": 2, "text": "2"}\n{"id": 3, "text": "three"}\n'
+        '{"id": 1, "text": "1", "nested": [1]}\n{"id": 2, "text": "2"}\n{"id": 3, "text": '
+        '"three"}\n'
     )
     words = refusal(stage_here, tmp_path, "a.jsonl", **wanted)
     assert words.startswith(expected)
@@ -248,7 +256,9 @@ def test_parquet(
 
 @pytest.mark.parametrize("share", [0.1, 0.9, 1])
 def test_damaged_parquet(tmp_path: Path, stage_here: Stage, share: float) -> None:
-    """A torn parquet file is refused by name, and so is a text that is not UTF-8, in whatever way it is asked for."""
+    """A torn parquet file is refused by name, and so is a text that is not UTF-8, in whatever way
+    it is asked for.
+    """
     write_texts(
         tmp_path / "a.parquet",
         ["fine", "QQQQQQQQQQQQQQQQQQQQ", *(f"text {number}" for number in range(999))],
@@ -302,7 +312,9 @@ def write_values(path: Path, values: Iterable[str]) -> str:
 def test_a_value_is_the_text_that_is_written(
     tmp_path: Path, stage_here: Stage, rows_of: RowsOf, sql: str
 ) -> None:
-    """Values of all types in one column of JSON lines are text without quotes, and numbers as they are written."""
+    """Values of all types in one column of JSON lines are text without quotes, and numbers as they
+    are written.
+    """
     table = stage_here(write_values(tmp_path / "a.jsonl", VALUES), sql=sql, columns=("v",))
     assert rows_of(table) == list(VALUES.values())
     assert [value or "" for _, value in rows_table(table)[1:]] == list(VALUES.values())
@@ -348,7 +360,9 @@ def test_no_text_depends_on_another_row(
 def test_a_condition_compares_what_is_written(
     tmp_path: Path, stage_here: Stage, values: list[str], where: str, kept: list[int]
 ) -> None:
-    """With a string a condition compares the text, with a number the number, exactly, whatever other rows have."""
+    """With a string a condition compares the text, with a number the number, exactly, whatever
+    other rows have.
+    """
     name = write_values(tmp_path / "a.jsonl", values)
     rows = rows_table(stage_here(name, sql="'x'", where=where))[1:]
     assert [source_row for _, source_row in rows] == kept
@@ -454,7 +468,9 @@ def test_remedies_work_as_printed(
     wanted: dict[str, Any],
     texts: list[str],
 ) -> None:
-    """What is refused runs after the command and with the line of the config that the refusal gives."""
+    """What is refused runs after the command and with the line of the config that the refusal
+    gives.
+    """
     if name == "a.parquet":
         write_parquet(tmp_path / name, str(content))
     else:
@@ -464,7 +480,9 @@ def test_remedies_work_as_printed(
 
 
 def test_conditions_of_the_examples(tmp_path: Path, stage_here: Stage) -> None:
-    """The conditions by which the examples cut a source into parts hold for a CSV, JSON lines and parquet."""
+    """The conditions by which the examples cut a source into parts hold for a CSV, JSON lines and
+    parquet.
+    """
     wheres = set[str]()
     for name in ("docs/how-to/several-machines.md", "examples/unattended/chunkvisor.sbatch"):
         wheres |= set(re.findall(r"\.where=([^'\n]+)", (ROOT / name).read_text()))

@@ -1,4 +1,6 @@
-"""The staged table against the truth of a dictionary: numbering, reading, matches, and damage that is never missed."""
+"""The staged table against the truth of a dictionary: numbering, reading, matches, and damage that
+is never missed.
+"""
 
 import itertools
 import tempfile
@@ -37,7 +39,9 @@ def spooled(folder: Path, texts: list[bytes]) -> tuple[int, TableFiles]:
 @settings(deadline=None, max_examples=40)
 @given(TEXTS, TEXTS, st.integers(1, 90), st.integers(1, 6))
 def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, block: int) -> None:
-    """Texts are numbered by first rows and kept once, each row knows its own; tables find what they share, once."""
+    """Texts are numbered by first rows and kept once, each row knows its own; tables find what they
+    share, once.
+    """
     numbers: dict[bytes, int] = {}
     ids = [numbers.setdefault(text, len(numbers)) for text in texts]
     with (
@@ -114,7 +118,9 @@ def test_damage(table: StagedTable, name: str, damage: str) -> None:
 
 
 def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any range of texts and rows can be read, the empty one included, none outside, nor from a file that shrank."""
+    """Any range of texts and rows can be read, the empty one included, none outside, nor from a
+    file that shrank.
+    """
     assert (table.rows, table.distinct, table.empty) == (6, 4, 1)
     assert table.texts(1, 3) == ["a", "é"]
     assert table.texts(4, 4) == []
@@ -138,7 +144,9 @@ def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines(tmp_path: Path, stage_here: Stage) -> None:
-    """A row is located by file and line, line breaks in quotes counted, as long as the file is the same."""
+    """A row is located by file and line, line breaks in quotes counted, as long as the file is the
+    same.
+    """
     (tmp_path / "a.csv").write_bytes(b'id,text\n1,"a\n\nb"\n2,c\n')
     (tmp_path / "b.txt").write_bytes(b"\nd\n")
     write_texts(tmp_path / "c.parquet", ["e"])

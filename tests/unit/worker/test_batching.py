@@ -56,7 +56,9 @@ def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[in
     ),
 )
 def test_limits_hold(lengths: list[int], limits: Limits) -> None:
-    """Each text is in one batch, lengths only fall, and only a single long text has too many tokens."""
+    """Each text is in one batch, lengths only fall, and only a single long text has too many
+    tokens.
+    """
     batches = cut(lengths, limits)
     positions = [position for batch in batches for position in batch.tolist()]
     assert sorted(positions) == list(range(len(lengths)))
@@ -76,7 +78,9 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
     ("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 8_192), (0, PROBE_TOKENS)]
 )
 def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None:
-    """The first batch is small; those behind it are as large as fits, and no larger than the limits."""
+    """The first batch is small; those behind it are as large as fits, and no larger than the
+    limits.
+    """
     lengths = np.full(1000, 128, dtype=np.int64)
     asked: list[int] = []
 

@@ -22,7 +22,9 @@ def test_what_is_not_a_beat_is_none(tmp_path: Path, content: bytes) -> None:
 
 
 def test_phases(tmp_path: Path) -> None:
-    """A new phase is written at once, one that goes on is not; from `go` to the first batch it is `opening_s`."""
+    """A new phase is written at once, one that goes on is not; from `go` to the first batch it is
+    `opening_s`.
+    """
     path = tmp_path / "beat.json"
     progress = BeatWriter(path)
     for phase in (

@@ -1,4 +1,6 @@
-"""What makes a CPU fast and changes no vector: linear layers packed for oneDNN, and batches computed side by side."""
+"""What makes a CPU fast and changes no vector: linear layers packed for oneDNN, and batches
+computed side by side.
+"""
 
 import math
 import threading
@@ -69,7 +71,9 @@ def test_weights_are_there_once_and_come_back_to_the_last_bit() -> None:
 
 @needs("torch")
 def test_only_plain_layers_are_packed() -> None:
-    """Shared, wrapped and derived weights, and those in another precision or place, are left as they are."""
+    """Shared, wrapped and derived weights, and those in another precision or place, are left as
+    they are.
+    """
     shared = torch.nn.ModuleList(
         [torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)]
     )
@@ -102,7 +106,9 @@ def test_the_faster_kernel_is_chosen(
 
 @needs("torch")
 def test_later_workers_choose_as_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel that the first worker of a workdir finds faster is that of all others: vectors would differ."""
+    """The kernel that the first worker of a workdir finds faster is that of all others: vectors
+    would differ.
+    """
     monkeypatch.delenv(LINEAR, raising=False)
     monkeypatch.setenv(LINEAR_FILE, str(tmp_path / "linear"))
     for ratio in (0.5, 2.0):
@@ -140,7 +146,9 @@ def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(
 def test_lanes_for(
     threads: int, batches: int, products: float, expected: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many short batches get a lane for each thread, few or long ones fewer lanes; one, if the variable says so."""
+    """Many short batches get a lane for each thread, few or long ones fewer lanes; one, if the
+    variable says so.
+    """
     assert lanes_for(threads, batches, products) == expected
     monkeypatch.setenv(BATCHES_AT_ONCE, "1")
     assert lanes_for(threads, batches, products) == Lanes()
@@ -152,7 +160,9 @@ def batches_of(*sizes: int) -> list[Indices]:
 
 
 class Machine:
-    """Starts batches and notes which thread computes what; a batch of `meeting` waits until two are at it."""
+    """Starts batches and notes which thread computes what; a batch of `meeting` waits until two are
+    at it.
+    """
 
     def __init__(self, meeting: tuple[int, ...] = ()) -> None:
         self.threads: dict[int, str] = {}
@@ -184,7 +194,9 @@ def positions(found: Iterator[tuple[Indices, Vectors]]) -> list[int]:
 
 @needs("torch")
 def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
-    """Two batches are under way at once and come back in order; a text alone has the machine to itself."""
+    """Two batches are under way at once and come back in order; a text alone has the machine to
+    itself.
+    """
     threads = torch.get_num_threads()
     machine = Machine(meeting=(0, 2))
     found = positions(
@@ -201,7 +213,9 @@ def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
     ("lanes", "begun"), [(Lanes(), [0]), (Lanes(ahead=1), [0, 2])], ids=["one", "ahead"]
 )
 def test_one_lane_computes_in_this_thread(lanes: Lanes, begun: list[int]) -> None:
-    """Without lanes a batch is handed on before the next begins; on a GPU the next is launched before that."""
+    """Without lanes a batch is handed on before the next begins; on a GPU the next is launched
+    before that.
+    """
     machine = Machine()
     next(lanes.compute(batches_of(2, 2, 2), machine.begins, machine.start))
     assert machine.begun == begun
@@ -233,7 +247,9 @@ def model(model_type: str, *rope_types: object) -> Any:
     ],
 )
 def test_is_stateless(given: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only model types that are known to keep nothing have several passes at once; with an older transformers none."""
+    """Only model types that are known to keep nothing have several passes at once; with an older
+    transformers none.
+    """
     assert is_stateless(given) is expected
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert not is_stateless(given)

@@ -15,7 +15,9 @@ from late import needs
 
 
 def vectors(monkeypatch: pytest.MonkeyPatch, folder: Path, returned: Any) -> np.ndarray:
-    """What an encoder makes of nine texts, one a batch, whose plug-in answers each call with rows of `returned`."""
+    """What an encoder makes of nine texts, one a batch, whose plug-in answers each call with rows
+    of `returned`.
+    """
     module: Any = ModuleType("returning")
     module.encode = lambda texts, _: np.repeat(returned, len(texts), axis=0)
     module.make = lambda model, device: module

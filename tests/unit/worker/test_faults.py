@@ -69,7 +69,9 @@ def test_strange_exception_makes_a_record(error: BaseException) -> None:
 
 
 def test_numbers_are_found() -> None:
-    """errno, CUDA's code and the HTTP status come from where the libraries put them, and are integers."""
+    """errno, CUDA's code and the HTTP status come from where the libraries put them, and are
+    integers.
+    """
     error = OSError(28, "No space left on device")
     error.error_code = 710  # type: ignore[attr-defined]  # as torch does
     error.response = type("Response", (), {"status_code": 429})()  # type: ignore[attr-defined]  # as the hub does
@@ -167,7 +169,9 @@ def test_huge_message_is_cut() -> None:
     ],
 )
 def test_tokens_are_masked(text: str, kept: str) -> None:
-    """No token is in the record, neither in a message nor in the traceback; the rest stays readable."""
+    """No token is in the record, neither in a message nor in the traceback; the rest stays
+    readable.
+    """
     fault = fault_of(raised(RuntimeError(text)), Phase.MODEL_LOAD)
 
     assert fault.chain[0].message == kept

@@ -1,4 +1,6 @@
-"""The taxonomy of faults as data: which exception, in which phase, falls under which rule; and torch's figures."""
+"""The taxonomy of faults as data: which exception, in which phase, falls under which rule; and
+torch's figures.
+"""
 
 import errno
 import itertools
@@ -57,9 +59,12 @@ NotCached = stand_in("huggingface_hub.errors.LocalEntryNotFoundError", FileNotFo
 def cuda(code: int, text: str = "?") -> BaseException:
     """torch.AcceleratorError as torch 2.14 words it, advice included."""
     error: Any = Accelerator(
-        f"CUDA error: {text}\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda for more "
-        "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
-        "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with "
+        f"CUDA error: {text}\nSearch for `cudaErrorMemoryAllocation' in "
+        f"https://docs.nvidia.com/cuda for more "
+        "information.\nCUDA kernel errors might be asynchronously reported at some other API call, "
+        "so the stacktrace "
+        "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile "
+        "with "
         "`TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     )
     error.error_code = code
@@ -69,7 +74,8 @@ def cuda(code: int, text: str = "?") -> BaseException:
 def count_error(number: int, text: str) -> BaseException:
     """What torch raises if cuInit fails."""
     return RuntimeError(
-        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() "
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+        "calling NumCudaDevices() "
         f"that might have already set an error? Error {number}: {text}"
     )
 
@@ -78,7 +84,8 @@ def nvml(file: str) -> BaseException:
     """NVML's assertion."""
     called = "DriverAPI::get()->nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device)"
     return RuntimeError(
-        f'NVML_SUCCESS == {called} INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/{file}":1377, please report a bug '
+        f'NVML_SUCCESS == {called} INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/{file}":1377, '
+        f"please report a bug "
         "to PyTorch. "
     )
 
@@ -89,10 +96,12 @@ def hub(status: int) -> BaseException:
     answer.response = type("Response", (), {"status_code": status})()
     return chained(
         OSError(
-            "We couldn't connect to 'https://hf.co' to load the files, and couldn't find them in the cache."
+            "We couldn't connect to 'https://hf.co' to load the files, and couldn't find them in "
+            "the cache."
         ),
         NotCached(
-            "An error happened while trying to locate the file on the Hub and we cannot find it in the cache"
+            "An error happened while trying to locate the file on the Hub and we cannot find it in "
+            "the cache"
         ),
         answer,
     )
@@ -111,18 +120,25 @@ def chained(*links: BaseException) -> BaseException:
 
 
 OOM = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is "
-    "free. Including non-PyTorch memory, this process has 77.0 GiB memory in use. Of the allocated memory 70.0 GiB is "
-    "allocated by PyTorch, and 6.0 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 1.20 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.0 GiB memory in use. Of the allocated "
+    "memory 70.0 GiB is "
+    "allocated by PyTorch, and 6.0 GiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is "
     "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 CUBLAS = "CUDA error: CUBLAS_STATUS_{} when calling `cublasCreate(handle)`"
 CUDNN = "cuDNN error: CUDNN_STATUS_{}"
 CPU_ALLOCATOR = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate "
     "4503599627370496 bytes. Error code 12 (Cannot allocate memory)"
 )
-THREAD_POOL = "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { code: 11 })"
+THREAD_POOL = (
+    "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { "
+    "code: 11 })"
+)
 RUNTIME = RuntimeError
 
 # A row is a line or two.
@@ -132,10 +148,12 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     *((FORWARD, "gpu-out-of-memory", error) for error in (
         TorchOOM(OOM), RUNTIME(OOM), chained(ValueError("batch failed"), TorchOOM(OOM)),
         TorchOOM("Tried to allocate more than 1EB memory."), cuda(2, "out of memory"),
-        RUNTIME("Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 1"),
+        RUNTIME("Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently "
+            "allocated     : 1"),
         RUNTIME("CUDA driver error: out of memory"), RUNTIME(CUBLAS.format("ALLOC_FAILED")),
         RUNTIME(CUBLAS.format("NOT_INITIALIZED")), RUNTIME(CUDNN.format("INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")),
-        stand_in("cupy.cuda.memory.OutOfMemoryError", MemoryError)("Out of memory allocating 1,024 bytes"),
+        stand_in("cupy.cuda.memory.OutOfMemoryError", MemoryError)("Out of memory allocating 1,024 "
+            "bytes"),
         RUNTIME("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1024 bytes."),
     )),
     *((INIT, "gpu-full-before-work", error) for error in (
@@ -148,26 +166,31 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (FORWARD, "device-side-assert", cuda(710)),
     (FORWARD, "device-side-assert", chained(TorchOOM(OOM), cuda(710))),
     *((FORWARD, "illegal-memory-access", cuda(code)) for code in (700, 702, 719)),
-    (FORWARD, "illegal-memory-access", cuda(700, "device-side assert triggered")),  # the number beats the text
+    # the number beats the text
+    (FORWARD, "illegal-memory-access", cuda(700, "device-side assert triggered")),
     *((FORWARD, "context-lost", cuda(code)) for code in range(714, 719)),
     *((FORWARD, "context-lost", cuda(code)) for code in (220, 226, 721, 911)),
     *((phase, "gpu-fault-before-work", cuda(code))
       for code in (1, 226, 700, 702, 710, 715, 719, 721, 999) for phase in (INIT, Phase.WEIGHTS_COPY)),
     *((FORWARD, "cuda-error", cuda(code)) for code in (1, 999)),
     # The driver's log does not count.
-    (FORWARD, "cuda-error", cuda(1, "no\nThe CUDA driver logged these messages:\nCUDA error: out of memory")),
+    (FORWARD, "cuda-error", cuda(1, "no\nThe CUDA driver logged these messages:\nCUDA error: out "
+        "of memory")),
     (FORWARD, "cuda-library-failed", RUNTIME(CUBLAS.format("EXECUTION_FAILED"))),
     (FORWARD, "gpu-ecc-error", cuda(214)),
     (FORWARD, "gpu-lost", RUNTIME("NVML: GPU is lost")),
     # Driver and setup
     (INIT, "torch-without-cuda", AssertionError("Torch not compiled with CUDA enabled")),
     (INIT, "no-nvidia-driver", RUNTIME("Found no NVIDIA driver on your system. Please check")),
-    (INIT, "driver-too-old", RUNTIME("The NVIDIA driver on your system is too old (found version 11040).")),
+    (INIT, "driver-too-old", RUNTIME("The NVIDIA driver on your system is too old (found version "
+        "11040).")),
     (INIT, "no-gpu-visible", RUNTIME("No CUDA GPUs are available")),
     (INIT, "gpu-exclusive", cuda(46)),
     (INIT, "gpu-services-not-ready", count_error(802, "system not yet initialized")),
-    (INIT, "driver-library-mismatch", count_error(803, "unsupported display driver / cuda driver combination")),
-    (INIT, "cuda-does-not-start", RUNTIME("CUDA driver initialization failed, you might not have a CUDA gpu.")),
+    (INIT, "driver-library-mismatch", count_error(803, "unsupported display driver / cuda driver "
+        "combination")),
+    (INIT, "cuda-does-not-start", RUNTIME("CUDA driver initialization failed, you might not have a "
+        "CUDA gpu.")),
     (INIT, "cuda-does-not-start", count_error(4711, "?")),
     *((INIT, "cuda-does-not-start", cuda(code)) for code in (304, 800, 801)),
     *((FORWARD, "gpu-not-supported-by-torch", cuda(code)) for code in (98, 200, 209, 218, 221, 222, 223, 300)),
@@ -179,7 +202,8 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (LOAD, "process-limits", OSError(errno.EMFILE, "Too many open files")),
     (WRITE, "disk-full", OSError(errno.ENOSPC, "No space left on device")),
     (WRITE, "disk-full", sqlite3.OperationalError("database or disk is full")),
-    (WRITE, "disk-full", Safetensor("Error while serializing: I/O error: No space left on device (os error 28)")),
+    (WRITE, "disk-full", Safetensor("Error while serializing: I/O error: No space left on device "
+        "(os error 28)")),
     *((WRITE, "disk-failing", OSError(number, "?")) for number in (errno.EIO, errno.EROFS, errno.ESTALE)),
     # Hub
     *((LOAD, "hub-busy", hub(status)) for status in (429, 503)),
@@ -188,7 +212,8 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (LOAD, "hub-unreachable",
      chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("An error happened"), Connect("refused"))),
     (LOAD, "model-not-cached",
-     chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("outgoing traffic has been disabled."))),
+     chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("outgoing traffic has "
+         "been disabled."))),
     # What a plug-in asks
     (FORWARD, "service-busy", Busy(5)),
     *((FORWARD, "service-busy", with_status(status)) for status in (408, 429, 500, 529)),
@@ -196,16 +221,23 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (FORWARD, "unknown-on-texts", with_status(400)),
     # Model and configuration
     (INIT, "allocator-config", ValueError("Unrecognized key 'x' in Accelerator allocator config.")),
-    (LOAD, "import-failed", ImportError("libcudart.so.13: cannot open shared object file: No such file")),
+    (LOAD, "import-failed", ImportError("libcudart.so.13: cannot open shared object file: No such "
+        "file")),
     (FORWARD, "import-failed", RUNTIME(CUDNN.format("SUBLIBRARY_LOADING_FAILED"))),
-    (LOAD, "model-files-damaged", RUNTIME("PytorchStreamReader failed reading zip archive: no central directory")),
-    (LOAD, "wrong-model", WrongModelError("it does not run under transformers 5: no argument attn_implementation")),
-    (LOAD, "setting-impossible", ImportError("FlashAttention2 has been toggled on, but it cannot be used due to")),
-    (LOAD, "setting-impossible", ValueError("model.max_length is 9000, but the model has positions for 512 tokens")),
+    (LOAD, "model-files-damaged", RUNTIME("PytorchStreamReader failed reading zip archive: no "
+        "central directory")),
+    (LOAD, "wrong-model", WrongModelError("it does not run under transformers 5: no argument "
+        "attn_implementation")),
+    (LOAD, "setting-impossible", ImportError("FlashAttention2 has been toggled on, but it cannot "
+        "be used due to")),
+    (LOAD, "setting-impossible", ValueError("model.max_length is 9000, but the model has positions "
+        "for 512 tokens")),
     (Phase.IMPORT, "import-failed", SyntaxError("invalid syntax")),
     # Input
-    (TOKENIZE, "text-not-unicode", UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")),
-    (TOKENIZE, "text-not-unicode", ValueError("Unsupported input type: NoneType. Expected one of: str, dict")),
+    (TOKENIZE, "text-not-unicode", UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not "
+        "allowed")),
+    (TOKENIZE, "text-not-unicode", ValueError("Unsupported input type: NoneType. Expected one of: "
+        "str, dict")),
     (TOKENIZE, "unknown-on-texts", Panic("called `Option::unwrap()` on a `None` value")),
     # Our own
     (FORWARD, "bad-output", BadOutputError("because")),
@@ -355,9 +387,11 @@ THROWN = "terminate called after throwing an instance of "
         ("Fatal Python error: Segmentation fault\n\nCurrent thread", -11, "segmentation-fault"),
         ("Fatal Python error: Bus error", -7, "segmentation-fault"),
         ("Fatal Python error: Aborted", -6, "aborted"),
-        (f"{THROWN}'c10::Error'\n  what():  CUDA error: device-side assert triggered", -6, "device-side-assert"),
+        (f"{THROWN}'c10::Error'\n  what():  CUDA error: device-side "
+            f"assert triggered", -6, "device-side-assert"),
         (f"{THROWN}'std::bad_alloc'", -6, "host-out-of-memory"),
-        ("Indexing.cu:1553: block: [0,0,0], thread: [1,0,0] Assertion `srcIndex` failed.", 1, "device-side-assert"),
+        ("Indexing.cu:1553: block: [0,0,0], thread: [1,0,0] Assertion "
+            "`srcIndex` failed.", 1, "device-side-assert"),
         ("Error an illegal memory access was encountered at line 90", 1, "illegal-memory-access"),
         ("OSError: [Errno 28] No space left on device", 1, "disk-full"),
         ("", 120, "disk-full"),
@@ -365,11 +399,13 @@ THROWN = "terminate called after throwing an instance of "
         ("", 127, "worker-not-started"),
         ("", -signal.SIGILL, "segmentation-fault"),
         ("CUDA out of memory", -signal.SIGTERM, "interrupted"),
-        # What was printed before native code crashed was survived; only an abort is explained by it.
+        # What was printed before native code crashed was survived; only an abort is explained by
+        # it.
         ("Killed\nCUDA out of memory", -signal.SIGKILL, "killed-from-outside"),
         ("std::bad_alloc\nCUDA out of memory\nGPU is lost\n", -signal.SIGBUS, "segmentation-fault"),
         # Behind the reason of an abort come the stacks of C++ and of Python.
-        ("  what():  CUDA error: device-side assert triggered\n" + 200 * '  File "a.py", line 1 in b\n', -6,
+        ("  what():  CUDA error: device-side assert triggered\n" + 200 * '  File "a.py", line 1 in '
+            'b\n', -6,
          "device-side-assert"),
         # Success and unknown ends are not guessed at, nor is a text that the worker printed.
         ("CUDA out of memory", 0, ""),
@@ -407,7 +443,9 @@ QUOTED = (
 
 @pytest.mark.parametrize("words", QUOTED)
 def test_words_of_a_text_are_no_verdict(words: str) -> None:
-    """An encoder that quotes a text behind words of its own has met the text, not what the text speaks of."""
+    """An encoder that quotes a text behind words of its own has met the text, not what the text
+    speaks of.
+    """
     for kind in (RuntimeError, ValueError, OSError, stand_in("my.encoder.Refused", RuntimeError)):
         for phase in (TOKENIZE, FORWARD):
             assert named(phase, kind(f"cannot encode: {words}")) == "unknown-on-texts"
@@ -448,7 +486,9 @@ def test_every_fault_and_log_has_an_answer(fault: Fault, returncode: int) -> Non
     "unit", ["NVML_SUCCESS == ", "Path x", "INTERNAL ASSERT FAILED at ", "1 requested and ", "\n"]
 )
 def test_huge_message_is_judged_by_its_head(unit: str) -> None:
-    """A message of megabytes, made to upset a pattern, has an answer all the same; its end does not count."""
+    """A message of megabytes, made to upset a pattern, has an answer all the same; its end does not
+    count.
+    """
     message = unit * (10_000_000 // len(unit))
     fault = Fault(
         FORWARD, (Cause("builtins.RuntimeError", (), f"{message}CUDA out of memory"),), ""
@@ -459,7 +499,9 @@ def test_huge_message_is_judged_by_its_head(unit: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rule_is_complete(rule: Any) -> None:
-    """Each rule has a name of its own, says in sentences what happened and what to do, and how the run ends."""
+    """Each rule has a name of its own, says in sentences what happened and what to do, and how the
+    run ends.
+    """
     assert OF_RULE[rule.name] is rule
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+|unknown|aborted|interrupted", rule.name)
     assert rule.cause.endswith(".")
@@ -495,8 +537,10 @@ def oom(
         f"Including non-PyTorch memory, this process has {ours} memory in use. " if ours else ""
     )
     return (
-        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} of which {free} is "
-        f"free. {named}Of the allocated memory {allocated} is allocated by PyTorch, and 10.00 MiB is reserved by "
+        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} of "
+        f"which {free} is "
+        f"free. {named}Of the allocated memory {allocated} is allocated by PyTorch, and 10.00 MiB "
+        f"is reserved by "
         "PyTorch but unallocated."
     )
 
@@ -510,13 +554,15 @@ def oom(
             True,
             id="alone in a container, where our own pid looks like another's",
         ),
-        pytest.param(oom("55.57 GiB", "12.00 GiB", "9.02 GiB"), True, id="one allocation larger than the GPU"),
+        pytest.param(oom("55.57 GiB", "12.00 GiB", "9.02 GiB"), True, id="one allocation larger "
+            "than the GPU"),
         pytest.param(oom("2.26 GiB", "6.00 GiB", "3.03 GiB", allocated="1.2 GiB"), False, id="in pieces"),
         pytest.param(oom("138.00 MiB", "15.90 GiB", "8.44 MiB", "15.32 GiB", "577.00 MiB"), False, id="neighbor"),
         pytest.param(oom("20.00 MiB", "79.25 GiB", "12.38 MiB", "3.10 GiB", "76.14 GiB"), False, id="large neighbor"),
         *(
             pytest.param(message, None, id=f"no figures: {message}")
-            for message in ("", "CUDA error: out of memory", "CUDA out of memory. Tried to allocate 20.00 MiB.")
+            for message in ("", "CUDA error: out of memory", "CUDA out of memory. Tried to "
+                "allocate 20.00 MiB.")
         ),
     ],
 )  # fmt: skip

@@ -1,1 +1,4 @@
-"""The wire between parent and worker; the standard library only, so that both can import it under any interpreter."""
+"""The wire between parent and worker.
+
+The standard library only, so that both can import it under any interpreter.
+"""

@@ -1,11 +1,12 @@
-"""The outcomes that an attempt can have, the exit codes of a worker, and the variables of its environment."""
+"""The outcomes of an attempt, a worker's exit codes, and its environment variables."""
 
 import errno
 from enum import IntEnum, StrEnum
 
 # Marks every process that a run starts, so that a later run can tell them from those of others.
 RUN_ID = "CHUNKVISOR_RUN_ID"
-# Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not.
+# Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has
+# it not.
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 # The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
@@ -24,16 +25,16 @@ class Outcome(StrEnum):
     COMMITTED = "committed"  # its vectors are verified and part of the output
     GPU_OOM = "gpu_oom"  # the GPU ran out of memory: a smaller batch can help
     DEVICE_FAULT = "device_fault"  # the CUDA context is broken: only a new process helps
-    HARDWARE_FAULT = (
-        "hardware_fault"  # the GPU itself is faulty or gone: no process of ours can help
-    )
+    # the GPU itself is faulty or gone: no process of ours can help
+    HARDWARE_FAULT = "hardware_fault"
     GPU_BUSY = "gpu_busy"  # another process holds the GPU: wait
     SETUP = "setup"  # driver, packages, model or configuration are wrong: every worker would fail
     HOST_OOM = "host_oom"  # the machine ran out of memory, threads or file descriptors
     CRASHED = "crashed"  # it died, or raised something that chunkvisor does not know
     HUNG = "hung"  # it made no progress and was ended
     BAD_INPUT = "bad_input"  # a text cannot be encoded by this model
-    BAD_OUTPUT = "bad_output"  # it claimed success but its vectors are missing, misshapen, not finite or all zero
+    # it claimed success but its vectors are missing, misshapen, not finite or all zero
+    BAD_OUTPUT = "bad_output"
     DISK_FULL = "disk_full"  # the disk is full or failing
     HUB = "hub"  # the model hub cannot be reached or asks us to wait
     INTERRUPTED = "interrupted"  # it was asked to stop

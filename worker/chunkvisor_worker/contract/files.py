@@ -37,32 +37,29 @@ class AttemptFiles:
     folder: Path
 
     spec = FileIn("spec.json")  # what to do; written by the parent
-    texts = FileIn(
-        "texts.jsonl"
-    )  # the chunk's texts, one JSON string a line; written by the parent
-    beat = FileIn(
-        "beat.json"
-    )  # phase and progress; rewritten by the worker's own work loop, so that a hang shows
+    # the chunk's texts, one JSON string a line; written by the parent
+    texts = FileIn("texts.jsonl")
+    # phase and progress; rewritten by the worker's own work loop, so that a hang shows
+    beat = FileIn("beat.json")
     log = FileIn("worker.log")  # standard output and standard error of the worker
     vectors = FileIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
-    partial = FileIn(
-        "embeddings.partial.npy"
-    )  # the same while it is written; `batches` says which rows are there
-    batches = FileIn(
-        "batches.jsonl"
-    )  # a line for each batch that began, and one for each that is written
-    cut = FileIn(
-        "cut.bin"
-    )  # of texts that the model does not read whole: int32 pairs, position and tokens uncut
+    # the same while it is written; `batches` says which rows are there
+    partial = FileIn("embeddings.partial.npy")
+    # a line for each batch that began, and one for each that is written
+    batches = FileIn("batches.jsonl")
+    # of texts that the model does not read whole: int32 pairs, position and tokens uncut
+    cut = FileIn("cut.bin")
     result = FileIn("result.json")  # written last, and only when the vectors are on disk
     fault = FileIn("fault.json")  # why there is no result
-    verdict = FileIn(
-        "verdict.json"
-    )  # what the parent made of the attempt; it is judged if this is there
+    # what the parent made of the attempt; it is judged if this is there
+    verdict = FileIn("verdict.json")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable; fsync of a file does not cover its name (fsync(2), NOTES)."""
+    """Make the folder's entries durable.
+
+    Fsync of a file does not cover its name (fsync(2), NOTES).
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -71,7 +68,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, of this mode, and those above it if they are missing, their names durable. Raises OSError."""
+    """Make a folder, of this mode, and those above it if they are missing, their names durable.
+
+    Raises OSError.
+    """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for each in missing:
@@ -86,14 +86,18 @@ def write_atomic(
 ) -> None:
     """Replace `path` by `data` in one rename.
 
-    With `durable` the file and its folder are synced. It is made in the same folder, or in `made_in` on the same file
-    system. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
+    With `durable` the file and its folder are synced. It is made in the same folder, or in
+    `made_in` on the same file system. Raises OSError, and then leaves neither a half-written `path`
+    nor a temporary file.
     """
     write_blocks(path, [data], durable=durable, made_in=made_in)
 
 
 def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> None:
-    """Copy a file into the place of another, as `write_atomic`, in bounded memory. Raises OSError."""
+    """Copy a file into the place of another, as `write_atomic`, in bounded memory.
+
+    Raises OSError.
+    """
     with open(source, "rb") as file:
         write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
 
@@ -101,11 +105,16 @@ def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> N
 def write_blocks(
     path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None
 ) -> None:
-    """As `write_atomic`, of data that need not be in memory as a whole. Raises what the blocks raise, too."""
-    # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
+    """As `write_atomic`, of data that need not be in memory as a whole.
+
+    Raises what the blocks raise, too.
+    """
+    # Without the pid: what a killed process left there is replaced by the next write. Every path
+    # has one writer.
     temporary = (made_in or path.parent) / f".{path.name}.tmp"
     try:
-        # A new file: where others may write, the name could be a link of theirs to a file of the person's.
+        # A new file: where others may write, the name could be a link of theirs to a file of the
+        # person's.
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as file:
             file.writelines(blocks)
@@ -122,7 +131,10 @@ def write_blocks(
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give what stands at the place of a final file another name, and return it; None if nothing is there."""
+    """Give what stands at the place of a final file another name, and return it.
+
+    None if nothing is there.
+    """
     if not os.path.lexists(path):
         return None
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
@@ -132,7 +144,8 @@ def set_aside(path: Path) -> Path | None:
 def make_folder(folder: Path, *, durable: bool = True) -> None:
     """Make a folder if it is missing; with `durable`, its name as well. Raises OSError.
 
-    The name is synced also if the folder is there: whoever made it may have died before. So call it once for each.
+    The name is synced also if the folder is there: whoever made it may have died before. So call it
+    once for each.
     """
     folder.mkdir(exist_ok=True)
     if durable:
@@ -145,7 +158,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_at_once(folder: Path) -> None:
-    """Remove the folder by one rename: after a kill or a power cut, all of it is there, or nothing. Raises OSError."""
+    """Remove the folder by one rename: after a kill or a power cut, all of it is there, or nothing.
+
+    Raises OSError.
+    """
     old = folder.with_name(f"{folder.name}.old")
     remove_folder(old)
     if folder.exists():
@@ -157,11 +173,13 @@ def remove_at_once(folder: Path) -> None:
 def read_bounded(path: Path) -> bytes | None:
     """Return the file's bytes, or None if there is no file of a sensible size that can be read."""
     try:
-        # A worker may have put a pipe there: to open or read one must not hang the parent, and is nothing to read.
+        # A worker may have put a pipe there: to open or read one must not hang the parent, and is
+        # nothing to read.
         with open(
             path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            # Not room for the largest record: to map and unmap that costs more than to read a small one.
+            # Not room for the largest record: to map and unmap that costs more than to read a small
+            # one.
             data = file.read(min(os.fstat(file.fileno()).st_size, READ_LIMIT_BYTES) + 1) or b""
     except OSError:
         return None

@@ -8,5 +8,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with slots of the class: `dataclasses.replace` and `asdict` work on it."""
+    """Make a frozen dataclass with slots of the class.
+
+    `dataclasses.replace` and `asdict` work on it.
+    """
     return dataclass(frozen=True, slots=True)(cls)

@@ -1,4 +1,7 @@
-"""What the parent and its children say to each other, as frozen dataclasses; `wire` has their JSON form."""
+"""What the parent and its children say to each other, as frozen dataclasses.
+
+`wire` has their JSON form.
+"""
 
 from dataclasses import field
 from enum import StrEnum
@@ -22,7 +25,8 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-# In the place of a backend: the hub is asked for the commit alone; no weights are downloaded, but all else.
+# In the place of a backend: the hub is asked for the commit alone; no weights are downloaded, but
+# all else.
 ONLY_ASK, NO_WEIGHTS = "ask", "none"
 
 
@@ -31,15 +35,13 @@ class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
 
     name: str
-    path: str | None = (
-        None  # folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes
-    )
+    path: str | None = None
+    """Folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes."""
     revision: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
-    pooling: str | None = (
-        None  # mean, cls, lasttoken or max; None is what the model's modules.json says
-    )
+    pooling: str | None = None
+    """Mean, cls, lasttoken or max; None is what the model's modules.json says."""
     trust_remote_code: bool | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
@@ -56,12 +58,10 @@ class EncodeSpec:
     prompt: str | None = None
     prompt_name: str | None = None
     truncate_dim: int | None = None
-    task: str | None = (
-        None  # query or document: as `encode_query` and `encode_document` of sentence-transformers
-    )
-    kwargs: dict[str, Any] = field(
-        default_factory=dict, hash=False
-    )  # more arguments for the model's own `encode`
+    task: str | None = None
+    """Query or document: as `encode_query` and `encode_document` of sentence-transformers."""
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    """More arguments for the model's own `encode`."""
 
 
 @frozen
@@ -69,19 +69,17 @@ class Limits:
     """Upper bounds of one batch. On a worker's standard input: begin, under these; see `LEAVE`."""
 
     rows: int  # at least 1
-    tokens: int | None = (
-        None  # padded ones; None = rows alone decide. A longer text makes a batch of its own.
-    )
+    tokens: int | None = None
+    """Padded ones; None = rows alone decide. A longer text makes a batch of its own."""
     padding: int | None = None  # in tokens; None = as many as come
-    measured: bool = False  # whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free
-    alone: bool = (
-        False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
-    )
+    measured: bool = False
+    """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
+    alone: bool = False
+    """Whether a plug-in, too, gets one text in a call: the one that fails is looked for."""
 
 
-LEAVE = (
-    b"leave\n"  # on a worker's standard input: what is encoded stays, and no batch more is begun
-)
+# on a worker's standard input: what is encoded stays, and no batch more is begun
+LEAVE = b"leave\n"
 
 
 @frozen
@@ -89,9 +87,8 @@ class Spec:
     """One attempt at one chunk."""
 
     run_id: str
-    fingerprint: (
-        str  # of everything that shapes the vectors; a result counts only under the same one
-    )
+    fingerprint: str
+    """Of everything that shapes the vectors; a result counts only under the same one."""
     output: str
     chunk: int
     attempt: int
@@ -103,17 +100,16 @@ class Spec:
     encode: EncodeSpec
     threads: int = 0  # threads for the CPU's share of the work; 0 = the libraries' own choice
     import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
-    # Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero.
+    # Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their
+    # rows stay zero.
     skip: tuple[int, ...] = ()
-    limits: Limits = Limits(
-        rows=32
-    )  # for a run by hand; a supervised worker gets those of the moment at its gate
-    # Whether the last text of texts.jsonl is none of the attempt's. It had its vector before, and is
-    # encoded first and alone, to show that device and model work.
+    limits: Limits = Limits(rows=32)
+    """For a run by hand; a supervised worker gets those of the moment at its gate."""
+    # Whether the last text of texts.jsonl is none of the attempt's. It had its vector before, and
+    # is encoded first and alone, to show that device and model work.
     canary: bool = False
-    canary_row: int | None = (
-        None  # in texts.jsonl: encoded first and alone if no `canary` is known; its vector stays
-    )
+    canary_row: int | None = None
+    """In texts.jsonl: encoded first and alone if no `canary` is known; its vector stays."""
 
 
 @frozen
@@ -130,24 +126,25 @@ class Beat:
     batch_rows: int = 0  # of the batch under way
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
     freed: bool = False  # the device is free for the next worker, though this one has not ended
-    opening_s: float = (
-        0.0  # from `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet
-    )
+    opening_s: float = 0.0
+    """From `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet."""
     end: int = 0  # as `seq`: of a beat that was read while it was overwritten they differ
 
 
 @frozen
 class Loaded:
-    """What a model of sentence-transformers was found to be; short, since each attempt's result repeats it."""
+    """What a model of sentence-transformers was found to be.
+
+    Short, since each attempt's result repeats it.
+    """
 
     modules: tuple[str, ...]  # class of each module, in order
     pooling: str  # mean, cls, lasttoken, …; empty if no module pools
     causal: bool | None  # whether a token sees only those before it; None = unknown
     prompt: str | None  # text that stands before every text, the model's default prompt included
     padding_side: str  # left or right; empty if there is no tokenizer
-    probe_ids: tuple[
-        int, ...
-    ]  # token ids of one fixed text: two tokenizers that differ mostly show it here
+    probe_ids: tuple[int, ...]
+    """Token ids of one fixed text: two tokenizers that differ mostly show it here."""
     notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 
@@ -159,13 +156,11 @@ class Facts:
     dtype: str = ""  # of the weights as loaded; empty for a plug-in that does not say
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    linear: str = (
-        ""  # what computes the linear layers on a CPU: "torch", or "onednn" with packed weights
-    )
+    linear: str = ""
+    """What computes the linear layers on a CPU: "torch", or "onednn" with packed weights."""
     loaded: Loaded | None = None  # none for a plug-in
-    counts_cut: bool = (
-        False  # the tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust
-    )
+    counts_cut: bool = False
+    """The tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust."""
 
 
 @frozen
@@ -183,9 +178,8 @@ class Result:
     limits: Limits
     tokens: int = 0  # tokens of the texts after truncation, special tokens included; 0 = unknown
     padded_tokens: int = 0
-    phase_s: dict[str, float] = field(
-        default_factory=dict
-    )  # spent in each phase; `ready` is the wait at the gate
+    phase_s: dict[str, float] = field(default_factory=dict)
+    """Spent in each phase; `ready` is the wait at the gate."""
 
 
 @frozen
@@ -217,19 +211,18 @@ class Fault:
 class BatchLine:
     """A line of an attempt's batch log; one of the three."""
 
-    # A batch begins: positions in the file of vectors; none for a canary that is not one of the attempt's texts.
+    # A batch begins: positions in the file of vectors; none for a canary that is not one of the
+    # attempt's texts.
     rows: tuple[int, ...] | None = None
-    facts: Facts | None = (
-        None  # the file of vectors is there, without any; or the canary has its vector
-    )
-    digest: str | None = (
-        None  # xxh3-64 of the vectors of the oldest batch under way, which are now in the file
-    )
+    facts: Facts | None = None
+    """The file of vectors is there, without any; or the canary has its vector."""
+    digest: str | None = None
+    """Xxh3-64 of the vectors of the oldest batch under way, which are now in the file."""
 
 
 @frozen
 class ProvokedFault:
-    """A fault that an integration test has asked for (`chunkvisor.testing`), and the place where it strikes."""
+    """A fault that `chunkvisor.testing` has asked for, and where it strikes."""
 
     name: str  # as `chunkvisor_worker.drill` has it
     chunk: int
@@ -248,9 +241,13 @@ class ProbedGpu:
 
 @frozen
 class ProbeReport:
-    """What torch is here, and how far it comes with the GPU; rewritten after every step, in case the next one dies."""
+    """What torch is here, and how far it comes with the GPU.
 
-    phase: Phase  # the step under way, or failed: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE
+    Rewritten after every step, in case the next one dies.
+    """
+
+    phase: Phase
+    """The step under way, or failed: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE."""
     versions: dict[str, str] = field(default_factory=dict)  # of the installed packages, by name
     cuda: str | None = None  # CUDA version torch was built for; None = a build without
     hip: str | None = None  # ROCm version torch was built for
@@ -258,7 +255,8 @@ class ProbeReport:
     fault: Fault | None = None
 
 
-# No message of a template is longer; a socket's buffer holds several of them (socket(7), wmem_default).
+# No message of a template is longer; a socket's buffer holds several of them (socket(7),
+# wmem_default).
 MESSAGE_LIMIT_BYTES = 64 << 10
 
 
@@ -273,7 +271,10 @@ class TemplateSpec:
 
 @frozen
 class TemplateOrder:
-    """Start a worker for the attempt in the folder, with two descriptors, its standard input and log."""
+    """Start a worker for the attempt in the folder.
+
+    Its standard input and its log come as descriptors.
+    """
 
     folder: str
     environment: dict[str, str]  # what differs from the template's
@@ -284,13 +285,11 @@ class TemplateOrder:
 class TemplateNews:
     """From the template; one of them."""
 
-    phase_s: dict[str, float] | None = (
-        None  # how long it took to load, by phase; it forks from now on
-    )
+    phase_s: dict[str, float] | None = None
+    """How long it took to load, by phase; it forks from now on."""
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
-    forked: int | None = (
-        None  # the pid of the worker asked for, whose pidfd comes along; 0 if none could be forked
-    )
+    forked: int | None = None
+    """The pid of the worker asked for, whose pidfd comes along; 0 if none could be forked."""
     ended: int | None = None  # the pid that a worker had, whose group is dead as well
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
@@ -300,7 +299,9 @@ class LengthsTask:
     """Texts of one output, whose lengths in tokens are asked for before any run."""
 
     texts: str  # file of the texts in UTF-8, one after the other
-    offsets: str  # file of uint64, little-endian, one more than there are texts: where each begins, and the end
+    offsets: str
+    """File of uint64, little-endian, one more than there are texts: where each begins, and the
+    end."""
     count: int  # texts in the files
     chunk_size: int  # texts in a chunk; batches never reach beyond one
     every: int  # of how many chunks one is looked at, beginning with the first; 1 = all
@@ -312,7 +313,9 @@ class LengthsTask:
 class LengthsRequest:
     """Texts of several outputs, for one model."""
 
-    model: ModelSpec  # without `path`, the tokenizer's files are looked up in the hub, and nothing else of the model
+    model: ModelSpec
+    """Without `path`, the tokenizer's files are looked up in the hub, and nothing else of the
+    model."""
     tasks: tuple[LengthsTask, ...]
 
 
@@ -320,11 +323,12 @@ class LengthsRequest:
 class LengthsReport:
     """Of one task."""
 
-    lengths: str  # file of an int32 array of shape (texts looked at,): tokens before any cut, special ones included
+    lengths: str
+    """File of an int32 array of shape (texts looked at,): tokens before any cut, special ones
+    included."""
     max_length: int | None  # tokens the model reads of a text, None if it has no limit
-    estimated: (
-        bool  # tokens could not be counted, and were estimated from bytes, as the encoder will do
-    )
+    estimated: bool
+    """Tokens could not be counted, and were estimated from bytes, as the encoder will do."""
     tokens: int  # of the texts looked at, as cut by `max_length`
     padded_tokens: int  # tokens of their batches, padding included
     batches: int

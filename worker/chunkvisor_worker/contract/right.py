@@ -1,4 +1,7 @@
-"""What makes vectors right: how far rounding moves them, and what a model needs whose code is old or is left out."""
+"""What makes vectors right.
+
+How far rounding moves them, and what a model needs whose code is old or is left out.
+"""
 
 import json
 import re
@@ -8,15 +11,16 @@ from typing import Any
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.wire import masked
 
-# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights (as measured in
-# docs/how-to/diagnose.md). float32 leaves room for TF32; half precision rounds in each layer of a model.
+# How far a vector may lie from the one in float32, relative to its length, by the dtype of the
+# weights (as measured in docs/how-to/diagnose.md). float32 leaves room for TF32; half precision
+# rounds in each layer of a model.
 _ALLOWED = {"float32": 0.01, "float16": 0.03}
 # In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
 _ALLOWED_ELSE = 0.15
 
 
 def allowed_difference(dtype: str, model: ModelSpec) -> float:
-    """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
+    """How far a vector may lie from the float32 one, relative to its length, by dtype."""
     return (
         _ALLOWED_ELSE
         if "quantization_config" in model.kwargs
@@ -25,10 +29,10 @@ def allowed_difference(dtype: str, model: ModelSpec) -> float:
 
 
 def install_for(saved: str) -> str:
-    """Return the command that installs the versions for code of transformers `saved`, as config.json has it.
+    """Return the command that installs versions for code of transformers `saved`.
 
-    sentence-transformers 5.7.0 is the last that takes transformers 4. Code of before 4.50 calls what later ones lack,
-    or replaces methods that they do not call.
+    sentence-transformers 5.7.0 is the last that takes transformers 4. Code of before 4.50 calls
+    what later ones lack, or replaces methods that they do not call.
     """
     numbers = [int(each) for each in saved.split(".") if each.isdigit()]
     if numbers >= [5]:
@@ -40,10 +44,11 @@ def install_for(saved: str) -> str:
 def kwargs_without_code(
     config: Mapping[str, Any], tokenizer: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the key of the config by which the class of transformers does what the model's own code did.
+    """Return the config key by which transformers' class does what the model's code did.
 
-    `config` is config.json, `tokenizer` tokenizer_config.json, `kwargs` what `model.kwargs` says now; empty if that is
-    enough. In the code a token may see those behind it, though config.json does not say so.
+    `config` is config.json, `tokenizer` tokenizer_config.json, `kwargs` what `model.kwargs` says
+    now; empty if that is enough. In the code a token may see those behind it, though config.json
+    does not say so.
     """
     needed = dict[str, Any]()
     own = {key: kwargs.get(key) or {} for key in ("config_kwargs", "processor_kwargs")}

@@ -1,7 +1,10 @@
-"""The faults that we know, a row each: name, what happened, what to do, and how an exception or a log shows it.
+"""The faults that we know, a row each.
 
-The first row that fits wins. After an interruption the worst come first: a sticky CUDA fault makes all later calls
-fail, allocations included, so it is the cause wherever it is in a chain. Numbers are cudaError_t.
+Name, what happened, what to do, and how an exception or a log shows it.
+
+The first row that fits wins. After an interruption the worst come first: a sticky CUDA fault makes
+all later calls fail, allocations included, so it is the cause wherever it is in a chain. Numbers
+are cudaError_t.
 """
 
 import errno
@@ -14,33 +17,34 @@ from chunkvisor_worker.contract.exits import FAILING_ERRNOS, FULL_ERRNOS, Outcom
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Phase
 
-# Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input.
+# Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config,
+# model or input.
 MACHINE, DISK, PASSING, CONFIG = os.EX_UNAVAILABLE, os.EX_IOERR, os.EX_TEMPFAIL, os.EX_CONFIG
 
+# no text has been touched yet: no row can be the cause
 LOAD = (
     Phase.START,
     Phase.IMPORT,
     Phase.MODEL_LOAD,
-)  # no text has been touched yet: no row can be the cause
+)
 # No batch has been on the device yet: a smaller one cannot help.
 BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
 AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)  # the device has begun to compute
+# the worker is handling texts: one of them can be the cause
 ON_TEXTS = (
     Phase.TOKENIZE,
     Phase.FORWARD,
-)  # the worker is handling texts: one of them can be the cause
+)
 
 
 @frozen
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
 
-    classes: tuple[
-        str, ...
-    ] = ()  # qualified class names, of the exception or of a base class; empty = any
-    numbers: tuple[
-        int, ...
-    ] = ()  # cudaError_t, errno or HTTP status; they decide over the pattern, which may change
+    classes: tuple[str, ...] = ()
+    """Qualified class names, of the exception or of a base class; empty = any."""
+    numbers: tuple[int, ...] = ()
+    """CudaError_t, errno or HTTP status; they decide over the pattern, which may change."""
     pattern: str | None = None  # searched in the head of the message
 
 
@@ -54,20 +58,17 @@ class Rule:
     remedy: str  # what to do, likewise
     signs: tuple[Sign, ...] = ()  # any of them suffices
     phases: tuple[Phase, ...] = ()  # the rule holds in these only; empty = any
-    log: str | None = (
-        None  # searched in the end of the log of a worker that left no record, `^` and `$` line by line
-    )
-    returncodes: tuple[
-        int, ...
-    ] = ()  # of a worker that left no record, as `Popen.returncode`: -n is death by signal n
-    exit_code: int | None = (
-        None  # with which `chunkvisor` ends if this stops the run; None = the outcome alone decides
-    )
+    log: str | None = None
+    """Searched in the end of the log of a worker that left no record, `^` and `$` line by line."""
+    returncodes: tuple[int, ...] = ()
+    """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
+    exit_code: int | None = None
+    """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
     smaller_batch_helps: bool = False  # the same work can succeed in smaller batches
-    row_can_cause: bool = (
-        False  # a row of the input can be the cause: taking the chunk apart makes sense
-    )
-    if_ended: str = ""  # what to do if it has ended the run, if there is more to say than of all with its outcome
+    row_can_cause: bool = False
+    """A row of the input can be the cause: taking the chunk apart makes sense."""
+    if_ended: str = ""
+    """What to do if it has ended the run, if there is more to say than of all with its outcome."""
 
 
 def of_class(*classes: str) -> Sign:
@@ -86,7 +87,10 @@ def runtime_error(pattern: str, *codes: int) -> Sign:
 
 
 def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
-    """Make rows of one outcome: name, cause, remedy and signs, and by keyword what is not `usual`."""
+    """Make rows of one outcome.
+
+    Name, cause, remedy and signs, and by keyword what is not `usual`.
+    """
 
     def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
         return Rule(
@@ -114,21 +118,24 @@ bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_ca
 
 
 def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unusual: Any) -> Rule:
-    """Make the row of a fault of a computing GPU, whose text may be all that a worker leaves, in its log."""
+    """Make the row of a fault of a computing GPU, which may only be seen in the log."""
     usual: dict[str, Any] = {"phases": AT_WORK, "log": pattern}
     return device_fault(name, cause, remedy, runtime_error(pattern, *codes), **(usual | unusual))
 
 
-# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync backend, of driver
-# calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
+# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync
+# backend, of driver calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in
+# encoders.
 _OOM = (
     of_class(
         "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"
     ),
     runtime_error(
-        r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. \(out of memory\)"
+        r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. "
+        r"\(out of memory\)"
         r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
+        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+        r"|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
         2,
     ),
     error(r"RESOURCE_EXHAUSTED: |Failed to allocate memory for requested buffer of size"),
@@ -136,7 +143,8 @@ _OOM = (
 _NVML = r'NVML_SUCCESS == (?s:.{0,300})INTERNAL ASSERT FAILED at "[^"]{0,300}\b'
 _NVML_ALLOCATOR = runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"')
 NO_ROOM = "gpu-full-before-work"
-# What may stand before such words in a line of a log that is not a text: the class of an exception, or a program.
+# What may stand before such words in a line of a log that is not a text: the class of an exception,
+# or a program.
 _SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
 _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
@@ -165,52 +173,69 @@ _OF_GPUS = (
     hardware_fault(
         "gpu-lost",
         "The GPU has fallen off the PCIe bus (Xid 79), or is in a state that only a reset ends.",
-        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; check its cooling.",
+        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; "
+        "check its cooling.",
         error(r"GPU is lost|GPU has fallen off the bus|GPU requires re(?:start|set)"),
     ),
     hardware_fault(
         "gpu-ecc-error",
         "The GPU's memory has an error that ECC cannot correct (Xid 48, 94 or 95).",
-        "See `nvidia-smi -q -d ECC,ROW_REMAPPER`; reset the GPU or reboot, and replace the card if errors return.",
+        "See `nvidia-smi -q -d ECC,ROW_REMAPPER`; reset the GPU or reboot, and replace the card if "
+        "errors return.",
         runtime_error(r"uncorrectable ECC error encountered", 214),
-        log=r"CUDA error: uncorrectable ECC error encountered",  # as a C++ exception that nothing catches says it
+        # as a C++ exception that nothing catches says it
+        log=r"CUDA error: uncorrectable ECC error encountered",
     ),
     at_work(
         "device-side-assert",
-        "A kernel found an index out of bounds; usually a token id or a position that the model does not have.",
-        "If many rows do it, tokenizer and model do not belong together, or model.max_length is beyond its positions.",
-        # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
+        "A kernel found an index out of bounds; usually a token id or a position that the model "
+        "does not have.",
+        "If many rows do it, tokenizer and model do not belong together, or model.max_length is "
+        "beyond its positions.",
+        # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex <
+        # srcSelectDimSize` failed".
         r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion ",
         710,
         row_can_cause=True,
     ),
     at_work(
         "illegal-memory-access",
-        "A kernel touched memory that is not its own, or ran too long for the watchdog of a GPU with a display.",
-        "Look for Xid 48, 94 or 95 in the kernel's log, and try another attn_implementation or a smaller batch.",
+        "A kernel touched memory that is not its own, or ran too long for the watchdog of a GPU "
+        "with a display.",
+        "Look for Xid 48, 94 or 95 in the kernel's log, and try another attn_implementation or a "
+        "smaller batch.",
         # bitsandbytes prints it, and exits.
-        r"an illegal memory access was encountered|unspecified launch failure|the launch timed out and was terminated",
+        r"an illegal memory access was encountered|unspecified launch failure|the launch timed out "
+        r"and was terminated",
         *(53, 700, 702, 719),
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
     at_work(
         "context-lost",
-        "The CUDA context is broken by an error that CUDA calls fatal: a kernel of a wrong build, or the hardware.",
-        "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this GPU and each other. If "
-        "the kernel's log has Xid messages, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the GPU.",
-        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program counter"
+        "The CUDA context is broken by an error that CUDA calls fatal: a kernel of a wrong build, "
+        "or the hardware.",
+        "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this "
+        "GPU and each other. If "
+        "the kernel's log has Xid messages, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the "
+        "GPU.",
+        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program "
+        r"counter"
         r"|operation not supported on global/shared address space|hardware stack error"
-        r"|Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink error"
-        r"|tensor memory not completely freed|an async error has occured in external entity outside of CUDA",
+        r"|Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink "
+        r"error"
+        r"|tensor memory not completely freed|an async error has occured in external entity "
+        r"outside of CUDA",
         *(220, 226, 714, 715, 716, 717, 718, 721, 911),
         exit_code=MACHINE,
     ),
     device_fault(
         # Without the statuses that mean out of memory or setup: they have rules of their own.
         "cuda-library-failed",
-        "cuBLAS or cuDNN failed inside a computation: out of memory in disguise, an earlier fault, or a bug.",
-        "Try a smaller encode.batch_tokens, and builds of torch and the driver that belong together.",
+        "cuBLAS or cuDNN failed inside a computation: out of memory in disguise, an earlier fault, "
+        "or a bug.",
+        "Try a smaller encode.batch_tokens, and builds of torch and the driver that belong "
+        "together.",
         runtime_error(
             r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|INVALID_VALUE|NOT_SUPPORTED)"
             r"|CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR|INTERNAL_ERROR(?!_)|NOT_SUPPORTED|NOT_INITIALIZED)"
@@ -219,47 +244,55 @@ _OF_GPUS = (
         row_can_cause=True,
     ),
     misconfigured(
-        # torch 2.13 and later reach NVML from ExpandableSegment::map; torch itself refuses the remedy that it prints
-        # (expandable_segments_handle_type:posix_fd) as an unknown key.
+        # torch 2.13 and later reach NVML from ExpandableSegment::map; torch itself refuses the
+        # remedy that it prints (expandable_segments_handle_type:posix_fd) as an unknown key.
         "nvml-assert-expandable-segments",
-        "The allocator option expandable_segments needs NVML, and NVML is broken here. It is not an out-of-memory.",
-        "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
+        "The allocator option expandable_segments needs NVML, and NVML is broken here. It is not "
+        "an out-of-memory.",
+        "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave "
+        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
         "at 0, as chunkvisor sets it, and update torch; a reboot repairs NVML.",
         runtime_error(rf'{_NVML}PeerToPeerAccess\.cpp"'),
     ),
     gpu_busy(
         # Before the first batch, so that a smaller one cannot help.
         NO_ROOM,
-        "The GPU had no room for the weights or the libraries before the first batch: other processes hold its "
+        "The GPU had no room for the weights or the libraries before the first batch: other "
+        "processes hold its "
         "memory, or the model is larger than the GPU.",
-        "See `nvidia-smi` for the processes on the GPU and end them, or lower workers.per_device; if there are none, "
-        "use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
+        "See `nvidia-smi` for the processes on the GPU and end them, or lower workers.per_device; "
+        "if there are none, "
+        "use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says which model.dtype "
+        "suits the card.",
         *(*_OOM, _NVML_ALLOCATOR),
         phases=BEFORE_WORK,
     ),
     gpu_oom(
-        # torch 2.1 to 2.13 ask NVML for the process list while composing the message (pytorch#99699);
-        # 2.14 warns instead (pytorch#185946).
+        # torch 2.1 to 2.13 ask NVML for the process list while composing the message
+        # (pytorch#99699); 2.14 warns instead (pytorch#185946).
         "nvml-assert-allocator",
         "The GPU ran out of memory, and torch failed to say so because NVML is broken.",
         "Reboot or reload the driver when you can, since `nvidia-smi` is probably broken too.",
         _NVML_ALLOCATOR,
-        if_ended="If `nvidia-smi` fails, reload the NVIDIA driver or reboot. If it works, see who holds the GPU's "
+        if_ended="If `nvidia-smi` fails, reload the NVIDIA driver or reboot. If it works, see who "
+        "holds the GPU's "
         "memory; else use a GPU with more of it, or a smaller model.max_length.",
     ),
     gpu_oom(
         "gpu-out-of-memory",
         "The batch did not fit in the GPU's memory.",
-        "Set a smaller encode.batch_tokens. If single texts do not fit, set a smaller model.max_length.",
+        "Set a smaller encode.batch_tokens. If single texts do not fit, set a smaller "
+        "model.max_length.",
         *_OOM,
         log=r"CUDA out of memory|CUDA error: out of memory",
     ),
-    # torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ... Error N: <string>"),
-    # without a code; the strings are libcudart's.
+    # torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ...
+    # Error N: <string>"), without a code; the strings are libcudart's.
     setup(
         "no-nvidia-driver",
         "There is no NVIDIA driver here, or the container was started without one.",
-        "Install the driver, or start the container with `docker run --gpus all`, until `nvidia-smi` works.",
+        "Install the driver, or start the container with `docker run --gpus all`, until "
+        "`nvidia-smi` works.",
         error(r"Found no NVIDIA driver on your system|couldn't communicate with the NVIDIA driver"),
     ),
     setup(
@@ -267,7 +300,8 @@ _OF_GPUS = (
         "The NVIDIA driver is older than the CUDA that this torch was built for.",
         "Update the driver, or install a torch built for the CUDA version that `nvidia-smi` shows.",
         runtime_error(
-            r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime"
+            r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA "
+            r"runtime"
             r"|API call is not supported in the installed CUDA driver",
             *(35, 36),
         ),
@@ -275,7 +309,8 @@ _OF_GPUS = (
     setup(
         "no-gpu-visible",
         "The driver works but shows this process no GPU.",
-        "Check CUDA_VISIBLE_DEVICES, `device:` in the config and the container's GPUs against `nvidia-smi -L`.",
+        "Check CUDA_VISIBLE_DEVICES, `device:` in the config and the container's GPUs against "
+        "`nvidia-smi -L`.",
         runtime_error(r"No CUDA GPUs are available|no CUDA-capable device is detected", 100),
     ),
     gpu_busy(
@@ -293,8 +328,10 @@ _OF_GPUS = (
     ),
     setup(
         "driver-library-mismatch",
-        "The CUDA library does not fit the NVIDIA driver, updated under a running kernel module, or is a stub.",
-        "Remove cuda/stubs and cuda-compat from LD_LIBRARY_PATH; else reboot, or unload and load the kernel modules.",
+        "The CUDA library does not fit the NVIDIA driver, updated under a running kernel module, "
+        "or is a stub.",
+        "Remove cuda/stubs and cuda-compat from LD_LIBRARY_PATH; else reboot, or unload and load "
+        "the kernel modules.",
         runtime_error(
             r"unsupported display driver / cuda driver combination|CUDA driver is a stub library"
             r"|forward compatibility was attempted on non supported HW",
@@ -310,34 +347,43 @@ _OF_GPUS = (
     ),
     setup(
         "gpu-not-supported-by-torch",
-        "This torch, or an extension, has no kernels for this generation of GPU, and none can be compiled here.",
+        "This torch, or an extension, has no kernels for this generation of GPU, and none can be "
+        "compiled here.",
         "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability.",
         runtime_error(
-            r"no kernel image is available for execution on the device|device kernel image is invalid"
+            r"no kernel image is available for execution on the device|device kernel image is "
+            r"invalid"
             r"|invalid device function|the provided PTX was compiled with an unsupported toolchain"
             r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH"
-            r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
+            r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation "
+            r"was disabled",
             *(98, 200, 209, 218, 221, 222, 223, 300),
         ),
         log=r"CUDA error: no kernel image is available for execution on the device",
     ),
     setup(
         "cuda-does-not-start",
-        "The driver could not be started, or the system, the container or this kind of GPU does not allow a CUDA call.",
-        "See whether `nvidia-smi` works. Unset PYTORCH_CUDA_ALLOC_CONF, start the container again with all devices of "
+        "The driver could not be started, or the system, the container or this kind of GPU does "
+        "not allow a CUDA call.",
+        "See whether `nvidia-smi` works. Unset PYTORCH_CUDA_ALLOC_CONF, start the container again "
+        "with all devices of "
         "the GPU (`docker run --gpus all`), or reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
-            r"|CUDA (?:driver )?error: (?:initialization error|operation not (?:permitted|supported)\b(?! on global))"
-            r"|Unexpected error from cudaGetDeviceCount|OS call failed or operation not supported on this OS",
+            r"|CUDA (?:driver )?error: (?:initialization error|operation not "
+            r"(?:permitted|supported)\b(?! on global))"
+            r"|Unexpected error from cudaGetDeviceCount|OS call failed or operation not supported "
+            r"on this OS",
             *(3, 304, 800, 801),
         ),
         error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
     ),
     device_fault(
-        # Codes that mean a kernel's or a text's fault once there has been a kernel and a text are here as well.
+        # Codes that mean a kernel's or a text's fault once there has been a kernel and a text are
+        # here as well.
         "gpu-fault-before-work",
-        "The GPU failed before the first batch, while the CUDA context was made or the weights were copied.",
+        "The GPU failed before the first batch, while the CUDA context was made or the weights "
+        "were copied.",
         "Look for Xid messages in the kernel's log; reset the GPU or reboot.",
         *_CUDA_ERROR,
         phases=BEFORE_WORK,
@@ -346,7 +392,8 @@ _OF_GPUS = (
     device_fault(
         "cuda-error",
         "A CUDA call failed with an error that chunkvisor does not know.",
-        "Look the error up in NVIDIA's documentation, and look for Xid messages in the kernel's log.",
+        "Look the error up in NVIDIA's documentation, and look for Xid messages in the kernel's "
+        "log.",
         *_CUDA_ERROR,
     ),
 )
@@ -373,10 +420,12 @@ RULES: tuple[Rule, ...] = (
         Sign(
             _OS_ERROR,
             FULL_ERRNOS,
-            rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
+            rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} "
+            rf"written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
-        # torch.save: the position in the zip file is not what was written. hf_xet raises RuntimeError.
+        # torch.save: the position in the zip file is not what was written. hf_xet raises
+        # RuntimeError.
         runtime_error(rf"enforce fail at inline_container\.cc.{{0,80}}unexpected pos|{_NO_SPACE}"),
         error(_NO_SPACE, *_SAFETENSORS),
         log=rf"{_SAID}(?:No space left on device|Disk quota exceeded)",
@@ -392,7 +441,8 @@ RULES: tuple[Rule, ...] = (
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
         "process-limits",
         "The machine or the container allows no more threads, processes or open files.",
-        "Raise the limit: `ulimit -n 65536` for files; `docker run --pids-limit` or `ulimit -u` for threads.",
+        "Raise the limit: `ulimit -n 65536` for files; `docker run --pids-limit` or `ulimit -u` "
+        "for threads.",
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
         Sign(_OS_ERROR, (errno.EMFILE, errno.ENFILE)),
@@ -401,7 +451,8 @@ RULES: tuple[Rule, ...] = (
     ),
     host_oom(
         "host-out-of-memory",
-        "The machine or the container had no memory left for the process; this is not the GPU's memory.",
+        "The machine or the container had no memory left for the process; this is not the GPU's "
+        "memory.",
         "Give it more memory, end other programs, or lower workers.standby and workers.per_device.",
         of_class("builtins.MemoryError"),
         # RuntimeErrors of torch: its CPU allocator, and cuDNN's buffers on the host.
@@ -411,24 +462,29 @@ RULES: tuple[Rule, ...] = (
         ),
         Sign(_OS_ERROR, (errno.ENOMEM,)),
         error(r"Cannot allocate memory \(os error 12\)"),
-        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|memory allocation of \d{1,20} bytes failed",
+        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|memory allocation of \d{1,20} "
+        r"bytes failed",
         exit_code=None,
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
-    # transformers turns all faults of the hub into one OSError, "We couldn't connect to": the truth is down the chain.
+    # transformers turns all faults of the hub into one OSError, "We couldn't connect to": the truth
+    # is down the chain.
     hub(
         "service-busy",
         "A server that the encoder asks cannot be reached, is overloaded, or asked to wait.",
-        "See whether the server is up, and whether its limit of requests is enough for the run's workers.",
+        "See whether the server is up, and whether its limit of requests is enough for the run's "
+        "workers.",
         of_class("chunkvisor_worker.Busy"),
         *(_TOO_BUSY, *_NO_CONNECTION),
         phases=(Phase.FORWARD,),
     ),
     misconfigured(
         "model-not-cached",
-        "The model is not, or not completely, in the local cache, and the hub may not be asked (offline mode).",
-        "Run `HF_HUB_OFFLINE=0 hf download OWNER/NAME` where that is allowed, or give model.name a local folder.",
+        "The model is not, or not completely, in the local cache, and the hub may not be asked "
+        "(offline mode).",
+        "Run `HF_HUB_OFFLINE=0 hf download OWNER/NAME` where that is allowed, or give model.name a "
+        "local folder.",
         of_class(f"{_HUBS}.OfflineModeIsEnabled", f"{_HUBS}.IncompleteSnapshotError"),
         error(r"outgoing traffic has been disabled", f"{_HUBS}.LocalEntryNotFoundError"),
     ),
@@ -443,7 +499,8 @@ RULES: tuple[Rule, ...] = (
     misconfigured(
         "hub-access-denied",
         "The hub refused access: the model is gated, disabled or private, or the token is wrong.",
-        "Accept the license on the model's page, and set HF_TOKEN to a valid token of that account.",
+        "Accept the license on the model's page, and set HF_TOKEN to a valid token of that "
+        "account.",
         of_class(
             *(
                 f"{_HUBS}.{name}Error"
@@ -454,8 +511,10 @@ RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "model-not-found",
-        "There is no such folder here, and the hub has no such model or revision, or hides it since it is private.",
-        "Check the name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
+        "There is no such folder here, and the hub has no such model or revision, or hides it "
+        "since it is private.",
+        "Check the name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for "
+        "a private model.",
         of_class(
             *(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))
         ),
@@ -475,7 +534,8 @@ RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "wrong-model",
-        "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
+        "The model that is loaded is not the one that its files describe; the vectors would look "
+        "right and be wrong.",
         "Set, install or download what the message says.",
         of_class("chunkvisor_worker.tokenizer.WrongModelError"),
     ),
@@ -483,7 +543,8 @@ RULES: tuple[Rule, ...] = (
         # The worker's own checks, and those of sentence-transformers.
         "setting-impossible",
         "The model or the plug-in cannot do what the config asks for.",
-        "Correct the key of the config that the message names. For attention, set model.kwargs.attn_implementation to "
+        "Correct the key of the config that the message names. For attention, set "
+        "model.kwargs.attn_implementation to "
         "sdpa or eager, or install the package that the message names.",
         of_class("chunkvisor_worker.plugin.PluginError"),
         error(
@@ -499,25 +560,30 @@ RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "model-files-damaged",
-        "Files of the model are missing, cut short, of another revision, or pointers of a Git LFS checkout.",
+        "Files of the model are missing, cut short, of another revision, or pointers of a Git LFS "
+        "checkout.",
         "Download the model again; in a Git checkout run `git lfs pull`.",
         error(r"^Error no file named |is not a valid JSON file", "builtins.OSError"),
         error(r"Error while deserializing", *_SAFETENSORS),
         runtime_error(
-            r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`|^Error\(s\) in loading state_dict"
+            r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`|^Error\(s\) "
+            r"in loading state_dict"
         ),
     ),
     misconfigured(
         # Not raised at import but at the first use of the allocator.
         "allocator-config",
         "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF has an option that torch does not take.",
-        "Correct it under `env:` or in the shell; commas part the options, and Booleans are True and False.",
+        "Correct it under `env:` or in the shell; commas part the options, and Booleans are True "
+        "and False.",
         error(
-            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend|core/AllocatorConfig\.h",
+            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator "
+            r"backend|core/AllocatorConfig\.h",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
-    # What the tokenizer and a CPU say of a text; the GPU's word for the same is `device-side-assert`.
+    # What the tokenizer and a CPU say of a text; the GPU's word for the same is
+    # `device-side-assert`.
     crashed(
         "texts-damaged",
         "The texts of the attempt are not those that were written for it.",
@@ -557,35 +623,45 @@ RULES: tuple[Rule, ...] = (
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"
         ),
     ),
-    # SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it comes to the rules, the
-    # parent asks the counters of the cgroup and itself.
+    # SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it
+    # comes to the rules, the parent asks the counters of the cgroup and itself.
     crashed(
         "killed-from-outside",
-        "The kernel (for want of memory), a batch system, a person or the program itself killed the worker.",
+        "The kernel (for want of memory), a batch system, a person or the program itself killed "
+        "the worker.",
         "Nothing, as long as the run continues.",
         returncodes=(-SIGKILL,),
         exit_code=MACHINE,  # no text and no package kills from outside
         smaller_batch_helps=True,
         row_can_cause=True,
-        if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory' (it may need root). Look at the "
-        "limits of the container or the batch system as well. If the same texts end it each time, it is the encoder.",
+        if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory' (it may "
+        "need root). Look at the "
+        "limits of the container or the batch system as well. If the same texts end it each time, "
+        "it is the encoder.",
     ),
     misconfigured(
         "worker-not-started",
-        "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
-        "Install chunkvisor with its extra `worker` where the workers run, and unset PYTHONHOME. The log says more.",
+        "The worker's interpreter or package is missing or broken, so that it never came to its "
+        "first line.",
+        "Install chunkvisor with its extra `worker` where the workers run, and unset PYTHONHOME. "
+        "The log says more.",
         # The last line of the log only: a traceback further up was survived.
-        log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
+        log=r"No module named "
+        r"'?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
         r"|Fatal Python error: (?:init_|config_|Failed to import)",
         returncodes=(126, 127),
     ),
     crashed(
         "segmentation-fault",
-        # SIGBUS: a page of a mapped file has no disk behind it, as with np.memmap on a full disk or truncated weights.
-        "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has the Python stack.",
-        "Update torch and the packages on the stack, or install builds for this CPU. After a bus error, look for a "
+        # SIGBUS: a page of a mapped file has no disk behind it, as with np.memmap on a full disk or
+        # truncated weights.
+        "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has "
+        "the Python stack.",
+        "Update torch and the packages on the stack, or install builds for this CPU. After a bus "
+        "error, look for a "
         "full disk or /dev/shm and for weights that were cut short.",
-        log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception|Illegal instruction)",
+        log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception|Illegal "
+        r"instruction)",
         returncodes=(-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL),
         smaller_batch_helps=True,
         row_can_cause=True,
@@ -594,15 +670,18 @@ RULES: tuple[Rule, ...] = (
         "aborted",
         "Native code gave up; the log says why, above the Python stack.",
         "Read the lines above the stack, and update the package that wrote them.",
-        log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active exception)",
+        log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active "
+        r"exception)",
         returncodes=(-SIGABRT,),
         row_can_cause=True,
     ),
     # Last, since they take everything.
     misconfigured(
         "import-failed",
-        "What the model or the plug-in needs is missing, broken, of another version, or has an error in its own code.",
-        "Install the package that the message names into the workers' environment, or correct your own code. Take "
+        "What the model or the plug-in needs is missing, broken, of another version, or has an "
+        "error in its own code.",
+        "Install the package that the message names into the workers' environment, or correct your "
+        "own code. Take "
         "other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
         error(
@@ -611,13 +690,15 @@ RULES: tuple[Rule, ...] = (
         ),
         runtime_error(
             r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
-            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
+            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol "
+            r"cudnn"
         ),
     ),
     misconfigured(
         "unknown-at-load",
         "The model or the encoder could not be loaded.",
-        "Repair what the end of the log names: a file of the model, an option of model.kwargs, or the encoder.",
+        "Repair what the end of the log names: a file of the model, an option of model.kwargs, or "
+        "the encoder.",
         Sign(),
         phases=LOAD,
     ),
@@ -635,7 +716,8 @@ RULES: tuple[Rule, ...] = (
     crashed(
         "unknown-on-texts",
         "The encoder failed while it handled texts, with an error that chunkvisor does not know.",
-        "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder.",
+        "Read the traceback at the end of the log. If few texts fail, look at them; if many do, "
+        "look at the encoder.",
         Sign(),
         phases=ON_TEXTS,
         row_can_cause=True,

@@ -1,4 +1,4 @@
-"""Tells what a fault is, by the table of `rules`, and reads the figures of torch's out-of-memory message."""
+"""Tells what a fault is, by the table of `rules`, and reads figures of GPU memory."""
 
 import re
 from signal import SIGABRT, Signals
@@ -8,18 +8,18 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, ON_TEXTS, RULES, Rule, Sign
 
-HEAD_CHARS = (
-    16 << 10
-)  # of a message: bounds the time of every pattern, whatever a plug-in puts there
-TAIL_CHARS = (
-    32 << 10
-)  # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
+# of a message: bounds the time of every pattern, whatever a plug-in puts there
+HEAD_CHARS = 16 << 10
+# of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
+TAIL_CHARS = 32 << 10
 LINE_CHARS = 500  # of the line for the person
 
-# torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp, CUDAException.cpp); 2.14
-# and later append lines of the driver, which tell of other calls too: nothing after them counts.
+# torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp,
+# CUDAException.cpp); 2.14 and later append lines of the driver, which tell of other calls too:
+# nothing after them counts.
 _ADVICE = re.compile(
-    r"^(?:CUDA kernel errors might be|For debugging consider passing|Compile with `TORCH_USE_CUDA_DSA`"
+    r"^(?:CUDA kernel errors might be|For debugging consider passing|Compile with "
+    r"`TORCH_USE_CUDA_DSA`"
     r"|For more detailed error information, run with CUDA_LOG_FILE|Search for `cudaError)[^\n]*"
     r"|The CUDA driver logged these messages(?s:.*)",
     re.MULTILINE,
@@ -27,7 +27,8 @@ _ADVICE = re.compile(
 _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
-# Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about.
+# Outcomes that end a run, or hold it up: words that a text may have put into a message must not
+# bring them about.
 _GRAVE = {
     Outcome.HARDWARE_FAULT,
     Outcome.DEVICE_FAULT,
@@ -38,9 +39,12 @@ _GRAVE = {
 }
 # How the driver, the libraries and the kernel begin what they say themselves.
 _SPEAKERS = (
-    r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from cuda|cuDNN error: "
-    r"|NVML: |NVIDIA-SMI has failed|Unable to determine the device handle for |The NVIDIA driver on your system "
-    r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
+    r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from "
+    r"cuda|cuDNN error: "
+    r"|NVML: |NVIDIA-SMI has failed|Unable to determine the device handle for |The NVIDIA driver "
+    r"on your system "
+    r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno "
+    r"-?\d{1,5}\] )"
 )
 # Their own exceptions never quote a text.
 _LIBRARIES = (
@@ -59,14 +63,16 @@ class Diagnosis:
     """What a fault is."""
 
     rule: Rule
-    headline: (
-        str  # one plain line: the exception by which the rule was found, or the line of the log
-    )
+    headline: str
+    """One plain line: the exception by which the rule was found, or the line of the log."""
     cause: Cause | None = None  # that exception; None if there is only a log or a return code
 
 
 def diagnose(fault: Fault) -> Diagnosis:
-    """The first rule that any exception of the chain falls under; never raises, always finds one."""
+    """The first rule that any exception of the chain falls under.
+
+    Never raises, always finds one.
+    """
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in RULES:
         decisive = rule.outcome in _GRAVE or (
@@ -78,9 +84,8 @@ def diagnose(fault: Fault) -> Diagnosis:
                 continue
             if any(_shows(sign, cause, head, at_start=at_start) for sign in rule.signs):
                 first = next((line.strip() for line in head.splitlines() if line.strip()), "")
-                ours = first and cause.name.startswith(
-                    "chunkvisor_worker."
-                )  # our own words need no class
+                # our own words need no class
+                ours = first and cause.name.startswith("chunkvisor_worker.")
                 name = cause.name.rpartition(".")[2]
                 place = _place(fault.traceback) if rule.name == ENCODER_BROKEN else ""
                 line = first if ours else f"{name}: {first}" if first else name
@@ -89,12 +94,15 @@ def diagnose(fault: Fault) -> Diagnosis:
 
 
 def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diagnosis | None:
-    """What ended a worker that left no record, by its last phase, log and `Popen.returncode`; None if nothing tells."""
+    """What ended a worker that left no record, by its last phase, log and `Popen.returncode`.
+
+    None if nothing tells.
+    """
     if returncode == 0:
         return None
     end = tail[-TAIL_CHARS:]
-    # An abort says less than the reason printed before it. With any other signal the log tells of another matter: some
-    # are sent by others, and the kernel's come at once, without a word.
+    # An abort says less than the reason printed before it. With any other signal the log tells of
+    # another matter: some are sent by others, and the kernel's come at once, without a word.
     explained = returncode > 0 or returncode == -SIGABRT
     for rule in RULES:
         elsewhere = rule.phases and phase is not None and phase not in rule.phases
@@ -116,8 +124,9 @@ def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diag
 def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
     """Whether the exception shows the sign; `head` is its message without advice.
 
-    With `at_start`, its words count only if the driver or a library speaks from the beginning of the message: an
-    encoder may quote a text behind words of its own. Classes that only a library has need no such proof.
+    With `at_start`, its words count only if the driver or a library speaks from the beginning of
+    the message: an encoder may quote a text behind words of its own. Classes that only a library
+    has need no such proof.
     """
     if sign.classes and not set(sign.classes).intersection((cause.name, *cause.bases)):
         return False
@@ -153,9 +162,8 @@ def _plain(line: str) -> str:
 # format_size of CUDACachingAllocator.cpp: two decimals and a binary unit, or whole bytes.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_NOBODYS_BYTES = (
-    768 << 20
-)  # in use, and by no process that NVML names: what the driver keeps, windows of a desktop
+# in use, and by no process that NVML names: what the driver keeps, windows of a desktop
+_NOBODYS_BYTES = 768 << 20
 _CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
@@ -184,10 +192,14 @@ class OomFigures:
 
     @property
     def larger_than_gpu(self) -> bool:
-        """Whether it would not fit on a GPU that is ours alone; False also if that cannot be told (yet)."""
+        """Whether it would not fit on a GPU that is ours alone.
+
+        False also if that cannot be told (yet).
+        """
         if self.ours_bytes + self.wanted_bytes > self.total_bytes:
             return True
-        # If far more was free, it is in pieces, or was taken and given back meanwhile: no matter of size.
+        # If far more was free, it is in pieces, or was taken and given back meanwhile: no matter of
+        # size.
         full = self.free_bytes - self.wanted_bytes < self.total_bytes // 32
         return full and not self.others_named and self.others_bytes < _NOBODYS_BYTES
 
@@ -208,7 +220,8 @@ def read_oom(message: str) -> OomFigures | None:
     reserved = (figure("SIZE is allocated by PyTorch") or 0) + (
         figure("SIZE is reserved by PyTorch but") or 0
     )
-    # If this process is not named, another name can be its own: container and host count pids differently.
+    # If this process is not named, another name can be its own: container and host count pids
+    # differently.
     others_named = (
         process is not None and figure(r"\bProcess \d+ has SIZE memory in use") is not None
     )

@@ -1,4 +1,7 @@
-"""The JSON form of a message, which is None if it is missing, torn or of the wrong shape; and the batch log."""
+"""The JSON form of a message, which is None if it is missing, torn or of the wrong shape.
+
+And the batch log.
+"""
 
 import functools
 import json
@@ -40,7 +43,10 @@ def from_plain(kind: type[Message], values: object) -> Message | None:
 
 
 def write_message(path: Path, message: object, *, durable: bool = True) -> None:
-    """Write the message by one rename. Raises OSError; ValueError if it is longer than what is read."""
+    """Write the message by one rename.
+
+    Raises OSError; ValueError if it is longer than what is read.
+    """
     data = to_json(message)
     if len(data) > READ_LIMIT_BYTES:
         raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
@@ -105,17 +111,18 @@ class BatchRecord:
     """What a batch log says."""
 
     facts: Facts | None = None  # none if no batch was written
-    written: tuple[
-        tuple[tuple[int, ...], str], ...
-    ] = ()  # (rows, digest) of each batch whose vectors are in the file
+    written: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """(rows, digest) of each batch whose vectors are in the file."""
     under_way: tuple[int, ...] = ()  # rows of the batches that had begun and were not written
-    canary: Facts | None = (
-        None  # as found when the spec's canary got its vector, which is taken for no text's
-    )
+    canary: Facts | None = None
+    """As found when the spec's canary got its vector, which is taken for no text's."""
 
 
 def read_batch_log(path: Path) -> BatchRecord:
-    """What the log says, up to the first line that is torn or is none; batches are written in the order they began."""
+    """What the log says, up to the first line that is torn or is none.
+
+    Batches are written in the order they began.
+    """
     facts: Facts | None = None
     begun: list[tuple[int, ...]] = []
     written = []

@@ -1,4 +1,4 @@
-"""The agent: an actor on one node of the cluster, which runs that node's workers and does not use CUDA itself.
+"""The agent: an actor that runs the workers of one node, and does not use CUDA itself.
 
 Ray ends it with the driver that made it, which is the bridge.
 """
@@ -46,7 +46,10 @@ _BEAT_S = 1.0
 
 
 def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
-    """Find the model's files on this node, downloaded if need be. Raises Halt if there are none, OSError."""
+    """Find the model's files on this node, downloaded if need be.
+
+    Raises Halt if there are none, OSError.
+    """
     if model.path is None:
         return ModelSource(None, model.revision)
 
@@ -88,8 +91,8 @@ class _Running:
 class Agent:
     """The methods are called from afar; they take and return plain values.
 
-    They are coroutines, so that Ray runs them in one thread, which all workers end with (PR_SET_PDEATHSIG is bound to
-    the thread that has started them).
+    They are coroutines, so that Ray runs them in one thread, which all workers end with
+    (PR_SET_PDEATHSIG is bound to the thread that has started them).
     """
 
     def __init__(self, terms: bytes, node: str, cores: float) -> None:
@@ -104,16 +107,21 @@ class Agent:
         self._running: dict[int, _Running] = {}
         self._handles: list[DeviceHandle] = []
         self._engine: LocalEngine | None = None
+        # whether a template gets ready, and whether a worker can be forked, as reported
         self._state = (
             True,
             False,
-        )  # whether a template gets ready, and whether a worker can be forked, as reported
-        # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker is to be.
+        )
+        # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker
+        # is to be.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
 
     async def hello(self) -> bytes:
-        """Get ready: a NodeReport with `up` or `aside`. May take as long as the download of a model."""
+        """Get ready: a NodeReport with `up` or `aside`.
+
+        May take as long as the download of a model.
+        """
         try:
             report = await asyncio.to_thread(self._get_ready)
         except Halt as halt:
@@ -180,7 +188,10 @@ class Agent:
         return [to_json(report) for report in reports]
 
     async def collect(self, worker: int, names: list[str]) -> dict[str, bytes]:
-        """Give the files of an ended worker that are there, and remove its folder. Raises OSError."""
+        """Give the files of an ended worker that are there, and remove its folder.
+
+        Raises OSError.
+        """
         paths = [self._scratch / f"{worker}" / name for name in names]
         # A pipe that a worker has left there would be waited for without end.
         found = {path.name: path.read_bytes() for path in paths if path.is_file()}

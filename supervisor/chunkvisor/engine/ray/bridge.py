@@ -1,4 +1,6 @@
-"""`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what parent and agents say.
+"""`python -m chunkvisor.engine.ray.bridge`.
+
+Ray's driver, which passes on what parent and agents say.
 
 Standard input is a socket to the parent, whose end is the bridge's end.
 """
@@ -48,9 +50,8 @@ class Bridge:
         self._writer = writer
         self._wanted = "CPU" if "cpu" in terms.device else "GPU"
         self._deaths = Counter[str]()
-        self._stages: dict[
-            str, str
-        ] = {}  # how far each node is: its agent is STARTING, PREPARING or WORKING
+        # how far each node is: its agent is STARTING, PREPARING or WORKING
+        self._stages: dict[str, str] = {}
         self._orders: dict[str, asyncio.Queue[NodeOrder]] = {}
         self._agents: dict[str, Any] = {}
         self._folders: dict[int, Path] = {}
@@ -117,7 +118,7 @@ class Bridge:
     # --- a node
 
     async def _keep_agent(self, number: str, resources: dict[str, Any]) -> None:
-        """Start an agent on the node, and pass on its news until it sets itself aside or is lost."""
+        """Start an agent on the node, and pass on its news until it ends or is lost."""
         gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         place = NodeAffinitySchedulingStrategy(node_id=number, soft=False)
         actor: Any = ray.remote(Agent).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)
@@ -161,7 +162,10 @@ class Bridge:
             self._stages.pop(number)
 
     async def _obey(self, agent: Any, orders: asyncio.Queue[NodeOrder]) -> None:
-        """Hand orders on, one after the other. If the agent is lost, the one that waits for its news hears of it."""
+        """Hand orders on, one after the other.
+
+        If the agent is lost, the one that waits for its news hears of it.
+        """
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 order = await orders.get()

@@ -1,6 +1,7 @@
 """Runs workers on a Ray cluster: the parent's side, which knows the nodes and the workers on them.
 
-It does not import Ray: all of that happens in the bridge, a process that this module starts and talks to by messages.
+It does not import Ray: all of that happens in the bridge, a process that this module starts and
+talks to by messages.
 """
 
 import itertools
@@ -52,7 +53,10 @@ class _RayWorker:
         self._kills = 0
 
     def hear(self, report: NodeReport) -> None:
-        """Take in what is said of it; when it has ended its files are here, the last beat among them."""
+        """Take in what is said of it.
+
+        When it has ended its files are here, the last beat among them.
+        """
         if report.pid is not None:
             self.pid = report.pid
             self.warm = report.warm
@@ -121,9 +125,8 @@ class RayEngine:
         self._handles: DeviceHandles  # from `open` on
         self._pending: Callable[[], int]
         self._bridge: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = (
-            None  # to the bridge; None before `open`, and when that has ended
-        )
+        # to the bridge; None before `open`, and when that has ended
+        self._socket: socket.socket | None = None
         self._buffer = b""
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
@@ -142,7 +145,8 @@ class RayEngine:
         environment = {
             name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS
         }
-        # No figures about a cluster go to Ray's makers; a later run can end what bears the run's number.
+        # No figures about a cluster go to Ray's makers; a later run can end what bears the run's
+        # number.
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: self._terms.run_id}
         command = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
         self._bridge = spawn(command, theirs, self._log, environment)
@@ -252,7 +256,10 @@ class RayEngine:
                 worker.hear(NodeReport(returncode=NODE_LOST))
 
     def _wait(self) -> None:
-        """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
+        """Wait for a node: there is nothing to work on.
+
+        Raises Halt if that is in vain, or has lasted too long.
+        """
         now_s = time.monotonic()
         starting = self._cluster.starting
         self._without_s = self._without_s or now_s
@@ -264,7 +271,8 @@ class RayEngine:
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} can work",
-                "Start the cluster (`ray start --head`) or its nodes, all with the same versions of Python and "
+                "Start the cluster (`ray start --head`) or its nodes, all with the same versions "
+                "of Python and "
                 f"Ray, or correct engine.address. Then run the same command again{KEPT}.",
                 why=self._why,
                 log=self._log,

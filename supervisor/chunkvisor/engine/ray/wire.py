@@ -16,7 +16,10 @@ VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.
 
 @frozen
 class Terms:
-    """What holds for all nodes of a run: the first line to the bridge, and to each agent. The others are orders."""
+    """What holds for all nodes of a run: the first line to the bridge, and to each agent.
+
+    The others are orders.
+    """
 
     address: str  # of the cluster
     run_id: str
@@ -48,9 +51,8 @@ class NodeOrder:
 class Cluster:
     """How the bridge gets on with the cluster."""
 
-    starting: int = (
-        0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
-    )
+    starting: int = 0
+    """Nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs."""
     preparing: int = 0  # nodes that get ready; the model may have to be downloaded
     why: str = ""  # there is nothing to work on
 
