@@ -189,7 +189,7 @@ def test_no_page_is_stale() -> None:
     )
 
 
-MOST = {"tokens of source": 160_000, "tokens of tests": 210_000, "words": 22_000}
+MOST = {"tokens of source": 158_000, "tokens of tests": 207_500, "words": 22_000}
 """What there is at most: whoever adds says what goes. Tokens, since wide lines must not save
 anything."""
 
