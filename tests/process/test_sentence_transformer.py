@@ -179,6 +179,31 @@ def test_limits_and_length_change_the_work_and_not_the_vectors(
         encoder.tokenize(["good", "a\ud800b"], slow)
 
 
+def test_a_batch_of_one_text_leaves_no_mark_on_the_trial_of_padding(minilm: ModelSpec) -> None:
+    """Where the host makes the masks, as for a GPU, a canary has no sound model refused."""
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    progress: Any = _Progress()
+    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cpu")
+    encoder.load(progress)
+    encoder.tokenize(TEXTS, progress)
+    encoder.start(progress)
+    encoder._make_masks_without_waiting()
+    try:
+        alone = _vectors_of(encoder, 1)
+        among = _vectors_of(encoder, 3)
+    finally:
+        AttentionMaskInterface.register("sdpa", sdpa_mask)
+    assert np.abs(np.stack(alone) - np.stack(among)).max() < 1e-5
+
+
+def _vectors_of(encoder: SentenceTransformerEncoder, rows: int) -> list[npt.NDArray[np.float32]]:
+    found: dict[int, npt.NDArray[np.float32]] = {}
+    for indices, block in encoder.encode(Limits(rows=rows), _Progress()):
+        found |= dict(zip(indices.tolist(), block.copy(), strict=True))
+    return [found[row] for row in sorted(found)]
+
+
 @pytest.mark.parametrize(
     ("model", "encode", "message"),
     [

@@ -297,6 +297,8 @@ class SentenceTransformerEncoder:
 
     def _check_padding(self, progress: BeatWriter) -> None:
         """Refuse a model whose vectors depend on the padding, beyond rounding."""
+        # A canary's batch had no padding; masks are made by what this object knows, not its copy.
+        self._is_padded = None
         trial = copy.copy(self)
         trial._texts = [_PROBE, " ".join([_PROBE] * 16)]
         trial._tokenize(progress)
