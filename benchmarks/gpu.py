@@ -307,7 +307,9 @@ def make_model(folder: Path, shape: Shape, *, small: bool) -> None:
         said |= {"num_key_value_heads": 2, "max_position_embeddings": 2048}
     if shape.config == "ModernBertConfig":
         said |= {"pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": 2048}
-    config = getattr(transformers, shape.config)(vocab_size=len(tokenizer), **said)
+    # A few rows more: the class of a decoder's tokenizer adds special tokens when it loads.
+    rows = len(tokenizer) + 64
+    config = getattr(transformers, shape.config)(vocab_size=rows, **said)
     transformers.AutoModel.from_config(config).to(torch.bfloat16).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     transformer = Transformer(

@@ -116,6 +116,7 @@ def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_
         [*command, "decoder-night"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rows").exists(), done.stdout
     (row,) = map(json.loads, (tmp_path / "rows").read_text().splitlines())
     assert (row["name"], row["device"], row["rows"]) == ("decoder-night", "Null GPU", 2000)
     assert row["least_cosine"] > 0.9
@@ -159,7 +160,9 @@ encoder.tokenize([" ".join(["word1"] * count) for count in (1, 5, 2, 3)], progre
 encoder.start(progress)
 blocks = list(encoder.encode(Limits(rows=3, tokens=14), progress))
 assert [block.shape for _, block in blocks] == [(2, 64), (2, 64)]
-assert seen[::2] == seen[1::2] == [(12, [7, 5], None), (7, [4, 3], None)], seen
+assert seen[::2] == seen[1::2]
+trial = [(13, [13], None), (191, [13, 178], None)]  # whether vectors depend on the padding
+assert seen[::2] == [*trial, (12, [7, 5], None), (7, [4, 3], None)], seen
 """
 """Two layers, texts of 3 to 7 tokens with the model's own two."""
 
