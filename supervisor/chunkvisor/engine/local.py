@@ -335,6 +335,8 @@ class LocalEngine:
             if len(self._forked) == 2:
                 worker.runs(*self._forked)
         except (BlockingIOError, ConnectionError) as error:
+            if isinstance(error, ConnectionError):
+                self.hear(ANSWER_S)  # it has just ended: how it did says more
             self.fail(f"it takes no orders ({error})")
         finally:
             if not worker.pid:
