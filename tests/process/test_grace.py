@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import ON_RAY, finish, kill, local_engine_only, wait_for
+from harness import finish, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(320)]
@@ -64,8 +64,8 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     assert ended.returncode == 143, ended.stderr
     assert "Traceback" not in ended.stderr
     done = len(place.calls())
-    # To a worker on a node of a cluster the word takes a while.
-    assert done >= 5 if ON_RAY else done == 5
+    # The word takes a while: the worker may be in its next batch when it hears it.
+    assert 5 <= done < 10
     assert f"kept {32 * done} texts that the attempt had finished" in ended.stderr
     assert not place.named("attempt_failed")
     assert place.status()["state"] == "stopped"
