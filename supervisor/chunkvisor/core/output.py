@@ -98,8 +98,7 @@ class OutputRun:
         """Find the first chunk from `start` on that has a text without vector or verdict."""
         if self.waits_for:
             return None
-        # A chunk all of whose texts are known is only waiting to be put together, which the joins
-        # do.
+        # A chunk all of whose texts are known only waits for the joins, which put it together.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)

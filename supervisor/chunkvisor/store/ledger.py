@@ -163,8 +163,7 @@ class Ledger:
             return
         for chunk in range(self.plan.count):
             if self._committed[chunk]:
-                self.discard(chunk)
-                self.parts(chunk).forgive()
+                self.discard(chunk)  # its bad texts are among the parts again
         for parts in self._parts.values():
             parts.forgive()
 
