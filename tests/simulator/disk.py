@@ -36,6 +36,7 @@ class MemoryFiles(ChunkFiles):
         """`on_write` is called before each write: it may raise OSError, or end the parent."""
         super().__init__(OutputLayout(Path("/nowhere"), name), plan, "print")
         self._on_write = on_write
+        self.taken = 0  # texts that have their vectors from another output
         self.facts: FactsRecord | None = None
         self.chunks: dict[int, Vectors] = {}
         self.indexes: dict[int, Index] = {}
@@ -138,11 +139,11 @@ class MemoryFiles(ChunkFiles):
 class _Table:
     """In the place of the staged texts: each is as long as its tokens say."""
 
-    reuse = None
     rows = 1
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], taken: int) -> None:
         self._lengths = lengths
+        self.reuse = taken or None
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
         return ("x" * self._lengths[text] for text in range(start, stop))
@@ -156,8 +157,8 @@ class _Table:
     def place_of(self, row: int) -> str:
         return f"row {row}"
 
-    def taken_over(self, _reuse: Any, _most: int) -> list[str]:
-        return []
+    def taken_over(self, reuse: int, _most: int) -> list[str]:
+        return ["x"] * reuse
 
 
 class _Model:
@@ -180,10 +181,15 @@ class Output(OutputRun):
         """As a run that begins opens it, with what the files have."""
         ledger = Ledger(files.layout, files.plan, files.fingerprint, files)
         ledger.load()
-        ledger.forgive_if_none_is_good()
-        table = cast("Any", _Table(lengths))
+        if not files.taken:
+            ledger.forgive_if_none_is_good()
+        table = cast("Any", _Table(lengths, files.taken))
         super().__init__(ledger, table, _JOB, limits, self._finish, Form(), cast("Any", _Model()))
         self.files = files
+
+    def become(self, planned: OutputRun) -> None:
+        super().become(planned)
+        self.files = cast("Output", planned).files
 
     def _finish(self, on_block: Callable[[], None]) -> dict[str, Any]:
         return self.join(on_block)
@@ -215,6 +221,8 @@ class Disk:
     """What outlives the parent: the files of all outputs, the final files, and the lessons."""
 
     def __init__(self, plans: Sequence[Plan], on_write: Callable[[], None]) -> None:
+        self.on_write = on_write
+        self.shared_is_planned = False
         self.files = [
             MemoryFiles(f"out{number}", plan, on_write) for number, plan in enumerate(plans)
         ]
@@ -237,11 +245,20 @@ class Disk:
             self.lessons = dict(self._synced)
         self._synced = dict(self.lessons)
 
+    def plan_shared(self, kept: int, chunk_size: int) -> None:
+        """Fix the plan of the second output: that many of its texts have no vector elsewhere."""
+        self.on_write()
+        guessed = self.files[1].plan
+        planned = MemoryFiles("out1", Plan(kept, chunk_size), self.on_write)
+        planned.taken = guessed.distinct - kept
+        self.files[1] = planned
+        self.shared_is_planned = True
+
     @property
     def progress(self) -> int:
         """A number that grows with whatever is done."""
         done = sum(len(files.state) - files.state.count(MISSING) for files in self.files)
-        return done + len(self.published)
+        return done + len(self.published) + self.shared_is_planned
 
 
 def full() -> OSError:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from chunkvisor.core.instructions import (
@@ -43,7 +43,7 @@ from chunkvisor.store.identity import Plan
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase
 
-from .disk import DIMENSION, Disk, Output, full
+from .disk import DIMENSION, VECTOR, Disk, Output, full
 from .machine import GPU_BYTES, Engine, Signals, Worker, gpu, reading
 from .verdicts import Failure, evidence
 from .watchdog import Broken, Watchdog
@@ -145,6 +145,8 @@ class Life:
     """A job from its first run to its last."""
 
     def __init__(self, world: World, seed: int, *, trace: bool = False) -> None:
+        # Planning the second output numbers its texts anew.
+        world = replace(world, lengths=[*world.lengths], poison=[*world.poison])
         self.world = world
         self.chance = random.Random(seed)
         self.now_s = 0.0
@@ -211,6 +213,19 @@ class Life:
             self.disk.die(self.chance)
             self.leave(adopt="adopted" in self.world.chances)
             return ExitCode.TERMINATED
+
+    def plan_shared(self) -> None:
+        """Fix which texts the second output encodes: those for which the first has no vector."""
+        world = self.world
+        first = self.disk.files[0].state
+        lengths, poison = world.lengths[1], world.poison[1]
+        kept = [
+            text for text in range(len(lengths)) if text >= world.shared or first[text] != VECTOR
+        ]
+        self.disk.plan_shared(len(kept), world.chunk_size)
+        world.lengths[1] = [lengths[text] for text in kept]
+        bad = ((number, text) for number, text in enumerate(kept) if text in poison)
+        world.poison[1] = {number: poison[text] for number, text in bad}
 
     def leave(self, *, adopt: bool) -> None:
         """The workers are gone; what some had finished, the next run finds in their folders."""
@@ -594,6 +609,7 @@ class _Run:
         match canary:
             case KnownText(text):
                 first = text
+                lengths = [*lengths, 1]  # one whose vector is taken over has the number after them
             case OwnText(rank):
                 first = order.pop(max(0, len(order) - 1 - rank))
         took_s, at, count = 0.2, 0, len(order)
@@ -729,6 +745,10 @@ class _Run:
     # --- outputs, and the thread that joins them: see Executor
 
     def _open(self, number: int) -> Output:
+        waits = number == 1 and self.world.shared and not self.disk.shared_is_planned
+        if waits and 0 in self.disk.published:
+            self.life.plan_shared()
+            waits = False
         files = self.disk.files[number]
         output = Output(files, self.world.limits, self.world.lengths[number])
         output.new_attempt = self.new_attempt
@@ -736,11 +756,23 @@ class _Run:
         left = [each for each in self.life.left_behind if each.task.output == number]
         output.attempts_left = lambda: left
         output.join = lambda on_block: self._join(number, on_block)
+        if waits:
+            output.waits_for = frozenset({0})
+            output.prepare = self._plan
         return output
+
+    def _plan(self, on_block: Callable[[], None]) -> tuple[Output, list[Any]]:
+        """Plan the second output, which has texts of the first."""
+        self.watchdog.plans(self)
+        on_block()
+        self.life.plan_shared()
+        planned = self._open(1)
+        planned.find_known_good()
+        return planned, []
 
     def submit(self, join: Callable[..., Any], *given: Any) -> Future[Any]:
         """Join an output, some time later."""
-        job = Join(join.__self__.name, join, given)  # type: ignore[attr-defined]
+        job = Join(join.__name__, join, given)
         self._at(self.chance.uniform(0.1, 3.0), self._joined, job)
         return job.future
 

@@ -17,6 +17,7 @@ from chunkvisor.core import loop
 from chunkvisor.core.attempt import RunningAttempt
 from chunkvisor.core.loop import Loop
 from chunkvisor.core.scheduler import Scheduler
+from chunkvisor.core.store import ResultStore
 from chunkvisor.store.ledger import Parts
 
 
@@ -163,5 +164,17 @@ BUGS = {
         "_open_gates",
         "self._workers.per_device - device.at(GateState.OPEN)",
         "self._workers.per_device",
+    ),
+    "an output is joined before one that needs its vectors is planned": Bug(
+        ResultStore,
+        "_is_ready",
+        "not is_awaited and",
+        "True and",
+    ),
+    "an output is planned while another, which has its texts, is worked at": Bug(
+        Scheduler,
+        "_plan_outputs",
+        "self._queue.pending() | {each.task.output for each in self.workers.values()}",
+        "self._queue.pending()",
     ),
 }

@@ -96,10 +96,13 @@ class Watchdog:
             )
         if not len(task.texts):
             raise Broken("no start without texts", f"{task}")
-        state = self._disk.outputs[task.output].state
+        output = self._disk.outputs[task.output]
+        if output.waits_for:
+            raise Broken("an output that waits is not worked at", f"{task}")
+        state = output.state
         if any(state[text] != MISSING for text in task.texts):
             raise Broken("nothing is computed twice", f"{task} is known already")
-        first, last = self._disk.outputs[task.output].bounds(task.chunk)
+        first, last = output.bounds(task.chunk)
         if not first <= task.texts[0] <= task.texts[-1] < last:
             raise Broken("tasks lie in their chunk", f"{task}")
         for other in run.processes.values():
@@ -251,9 +254,19 @@ class Watchdog:
         if bad > self._world.config.recovery.max_bad_rows:
             raise Broken("no more than max_bad_rows", f"{task}")
 
+    def plans(self, run: "_Run") -> None:
+        """The second output is to be planned: which of its texts have a vector in the first."""
+        at_work = [each.number for each in run.processes.values() if each.task.output == 0]
+        if at_work or 0 in self._disk.published:
+            raise Broken(
+                "an output is planned between the first one's work and its join", f"{at_work}"
+            )
+
     def joins(self, number: int) -> None:
         """An output is to be joined."""
         output = self._disk.outputs[number]
+        if output.waits_for or any(number in each.waits_for for each in self._disk.outputs):
+            raise Broken("no output is joined while one waits for it", output.name)
         if not output.complete:
             raise Broken("what is joined is complete", output.name)
 
@@ -352,7 +365,7 @@ class Watchdog:
         """
         for bad, texts in zip(world.poison, world.lengths, strict=True):
             only_chunk = len(texts) <= world.chunk_size
-            if len(bad) == len(texts) or (only_chunk and 4 * len(bad) > len(texts)):
+            if (bad and len(bad) == len(texts)) or (only_chunk and 4 * len(bad) > len(texts)):
                 return True
         return False
 
