@@ -22,6 +22,7 @@ from chunkvisor.config.model import encode_spec
 from chunkvisor.engine.modelfolder import check_model_files
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt
+from chunkvisor.sentence_transformers import SentenceTransformer
 from chunkvisor_worker.contract.messages import Limits, Loaded, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
@@ -324,8 +325,8 @@ TOKENIZERS: dict[str, tuple[Build, str, bool]] = {
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
-    """A folder's tokenizer.json decides the tokens, in a run and in a plan, with a note if the
-    library drops it.
+    """A folder's tokenizer.json decides the tokens in a run, a plan and the class that stands in
+    for sentence-transformers' own, with a note if the library drops it.
     """
     build, tokens, changed = TOKENIZERS[kind]
     path, heard = build(tmp_path), Heard()
@@ -333,7 +334,8 @@ def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
 
     model = load_model(spec, "cpu", heard)
 
-    for each in (model.tokenizer, Counter(spec, path).tokenizer):
+    ours = SentenceTransformer(str(path), device="cpu")
+    for each in (model.tokenizer, Counter(spec, path).tokenizer, ours.tokenizer):
         assert " ".join(each.convert_ids_to_tokens(each(SAID)["input_ids"])) == tokens
     assert ["which is used" in note for note in heard.notes] == [True] * changed, heard.notes
 

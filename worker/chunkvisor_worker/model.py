@@ -181,12 +181,23 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             # Read at each pass; taken over while loading only by the classes that have it anyway.
             module.model.config.is_causal = asked["is_causal"]
         _check_config_kwargs(module.model.config, asked)
-    for module, place in _placed(model, Path(spec.path or spec.name)):
+    use_tokenizers_of_files(model, Path(spec.path or spec.name), spec.kwargs, heard)
+    return model
+
+
+def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], heard: Heard) -> None:
+    """Give each module of the model in `folder` the tokenizer that its tokenizer.json describes.
+
+    Raises WrongModelError for a tokenizer that is not the model's.
+    """
+    for module, place in _placed(model, folder):
         tokenizer: Any = getattr(module, "tokenizer", None)
         if not hasattr(tokenizer, "name_or_path"):  # StaticEmbedding reads tokenizer.json itself
             continue
-        folder = Path(tokenizer.name_or_path, place)  # of another model, if the files say so
-        own = own_tokenizer(tokenizer, folder, spec.kwargs)
+        named = Path(tokenizer.name_or_path)
+        # of another model, if the files say so
+        own_folder = (named if named.is_dir() else folder) / place
+        own = own_tokenizer(tokenizer, own_folder, kwargs)
         if own is not tokenizer:
             made = f"the tokenizer that {library()} makes of the model's folder"
             heard.hear(
@@ -200,9 +211,8 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             else:
                 holder.tokenizer = own
         rows = table_rows(getattr(module, "model", None))
-        for note in check_tokenizer(own, folder, spec.kwargs, rows):
+        for note in check_tokenizer(own, own_folder, kwargs, rows):
             heard.hear(note)
-    return model
 
 
 def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
