@@ -262,7 +262,7 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         def row_text(self, start: int, stop: int) -> np.ndarray:
             return np.arange(start, stop)
 
-        def first_rows_of(self, texts: np.ndarray) -> np.ndarray:
+        def first_row_at(self, texts: np.ndarray) -> np.ndarray:
             return texts
 
     layout = Layout(workdir).output("out")

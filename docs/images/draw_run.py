@@ -26,7 +26,7 @@ OUT = Path(__file__).with_name("run.svg")
 def main(workdir: Path) -> None:
     """Look once, draw once."""
     follower = Follower(require_workdir(workdir))
-    snapshot = follower.look()
+    snapshot = follower.refresh()
     if not follower.alive:
         sys.exit(f"no run is under way in {workdir}")
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)

@@ -16,7 +16,7 @@ import pytest
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.child import stage_table, try_first_row
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
-from chunkvisor.sources.stage import _in_words
+from chunkvisor.sources.stage import _as_halt
 from chunkvisor.sources.table import StagedTable
 from harness import lives
 from ingest_files import write_texts
@@ -153,7 +153,7 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
 )
 def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
     """A full disk, a lack of memory and what the machine refuses are told from bugs."""
-    halt = _in_words(error, None, Path("/work"))
+    halt = _as_halt(error, None, Path("/work"))
     assert (halt.code if halt else None) == code
 
 

@@ -157,7 +157,7 @@ class _Table:
     def place_of(self, row: int) -> str:
         return f"row {row}"
 
-    def taken_over(self, reuse: int, _most: int) -> list[str]:
+    def reused_texts(self, reuse: int, _most: int) -> list[str]:
         return ["x"] * reuse
 
 

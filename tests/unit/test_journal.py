@@ -81,7 +81,7 @@ def test_news(layout: Layout) -> None:
     follower = Follower(layout)
 
     def news() -> list[str]:
-        follower.look()
+        follower.refresh()
         return [each.event.line for each in follower.news]
 
     layout.events.write_bytes(b"".join(note(f"n{number}") for number in range(50)))

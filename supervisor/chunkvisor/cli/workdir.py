@@ -105,7 +105,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return
     found, lines = screen_of(workdir)
     if as_json:
-        say_json(found.to_json())
+        say_json(found.to_dict())
         return
     say(lines[0], red=found.state is State.HALTED)
     say(*lines[1:])
@@ -197,7 +197,10 @@ def verify(workdir: Path, as_json: bool) -> None:
                 bad = counted(output.quarantined, "row")
                 say(f"{name}: {bad} without a vector, listed in {output.listed_in}")
             if not output.complete:
-                say(f"{name} is not complete: {output.far}; run the same command again to continue")
+                say(
+                    f"{name} is not complete: {output.progress}; run the same command again to "
+                    f"continue"
+                )
 
 
 @command("retry", "cache/embeddings && chunkvisor run embeddings.yaml")

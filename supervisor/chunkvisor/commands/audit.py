@@ -109,7 +109,7 @@ def _of_output(
     count = manifest["rows"]
     candidates = random.SystemRandom().sample(range(count), min(count, rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])
-    texts = [table.texts_of(table.row_text(row, row + 1))[0] for row in sample]
+    texts = [table.texts_at(table.row_text(row, row + 1))[0] for row in sample]
     values = fixed.identity.values
     encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
     name = str(values["model.name"])

@@ -198,7 +198,7 @@ def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
     """
     with contextlib.suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
-        texts = StagedTable.open(layout.table).texts_of_rows(rows)
+        texts = StagedTable.open(layout.table).row_text_at(rows)
         reuse = read_reuse(layout)
         return set((texts if reuse is None else ~reuse.where_of(texts)).tolist())
     return set()

@@ -220,7 +220,7 @@ def _measure(
 
 def _texts(table: StagedTable, count: int) -> list[str]:
     """Read at most `count` texts, evenly spread."""
-    return table.texts_of(np.unique(np.linspace(0, table.distinct - 1, count).astype(np.int64)))
+    return table.texts_at(np.unique(np.linspace(0, table.distinct - 1, count).astype(np.int64)))
 
 
 def draw(tuned: dict[str, Any]) -> list[str]:

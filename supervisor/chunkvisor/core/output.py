@@ -138,7 +138,9 @@ class OutputRun:
         """
         if self._taken is None:
             reuse = self.table.reuse
-            self._taken = self.table.taken_over(reuse, _LOOKED_AT)[:1] if reuse is not None else []
+            self._taken = (
+                self.table.reused_texts(reuse, _LOOKED_AT)[:1] if reuse is not None else []
+            )
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:

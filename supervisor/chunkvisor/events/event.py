@@ -70,8 +70,9 @@ class Event:
 
         Empty if they need not know.
         """
-        return plain(self._sentence())
+        return plain(self._sentence)
 
+    @property
     def _sentence(self) -> str:
         values = (
             (name, _Count(each) if type(each) is int else each) for name, each in vars(self).items()
@@ -119,6 +120,7 @@ class RunStarted(Event):
     model: str = ""
     outputs: tuple[str, ...] = ()
 
+    @property
     def _sentence(self) -> str:
         what = f"encoding {listed(self.outputs, 3)}" if self.outputs else "working"
         model = f" with {self.model}" if self.model else ""
@@ -138,6 +140,7 @@ class WorkPlanned(Event):
     texts_per_s: float | None = None  # of the last run here
     taken: int = 0  # more texts, whose vectors are reused
 
+    @property
     def _sentence(self) -> str:
         if not self.chunks_left:
             return "nothing left to compute"
@@ -184,6 +187,7 @@ class Waiting(Event, weight=CARE):
     limit_s: float = 0.0  # how long the run waits at most; 0 = not known
     again: bool = False  # it was reported less than a minute ago
 
+    @property
     def _sentence(self) -> str:
         most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
         waiting = (
@@ -199,6 +203,7 @@ class LimitsLowered(Event, weight=CARE):
     tokens: int | None = None  # padded; None if tokens cannot be counted
     where: str = ""  # the kind of device, if there are several
 
+    @property
     def _sentence(self) -> str:
         most = counted(self.rows, "row") if self.tokens is None else counted(self.tokens, "token")
         return f"batches{self.where}: from now on at most {most}"
@@ -289,13 +294,14 @@ class OutputComplete(OutputAlreadyComplete):
     truncated: int = 0  # rows whose texts were cut
     max_length: int = 0  # tokens that the model reads; 0 = unknown
 
+    @property
     def _sentence(self) -> str:
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
         cut = (
             f"; {counted(self.truncated, 'row')} cut{at}, listed in "
             f"{PurePath(self.path).stem}.truncated.jsonl"
         )
-        return super()._sentence() + cut * bool(self.truncated)
+        return super()._sentence + cut * bool(self.truncated)
 
 
 class ChunkEvent(OutputEvent):
@@ -366,6 +372,7 @@ class FailureEvent(AttemptEvent):
 class AttemptFailed(FailureEvent, weight=CARE):
     """At a whole chunk."""
 
+    @property
     def _sentence(self) -> str:
         # 0 = no worker could be started
         which = f", attempt {self.attempt}" if self.attempt else ""
@@ -432,10 +439,11 @@ class ChunkSplit(ChunkEvent, weight=CARE):
     rows: str = ""  # that are tried first
     again: bool = False  # the search was reported before
 
+    @property
     def _sentence(self) -> str:
         # A search may take some thirty steps: they are read from the view's one line, which follows
         # it.
-        return "" if self.again else super()._sentence()
+        return "" if self.again else super()._sentence
 
 
 class Quarantined(OutputEvent, weight=LOSS):

@@ -34,7 +34,7 @@ class Journal:
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        for _ in tail.read():
+        for _ in tail.read_new():
             pass
         self.state = tail.state
         # A line that a killed run left half-written must not swallow the first of ours.
@@ -65,7 +65,7 @@ class Tail:
         self._path = path
         self.state, self.offset = RunState(), 0
 
-    def read(self) -> Iterator[Logged]:
+    def read_new(self) -> Iterator[Logged]:
         """Yield the events of the whole lines that have come, after the state has taken each in."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size < self.offset:

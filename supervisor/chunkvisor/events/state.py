@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from chunkvisor.events import event as of
+from chunkvisor.events import event as events
 from chunkvisor.events.event import STOPPING, Event, plain
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -89,7 +89,7 @@ class DeviceTimes:
     """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of
     others."""
 
-    def add(self, ended: of.WorkerEnded) -> None:
+    def add_worker(self, ended: events.WorkerEnded) -> None:
         """Take in the end of a worker."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
             setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
@@ -110,10 +110,10 @@ class RunState:
     workdir: str = ""  # as the run sees it; empty until it has reported it
     command: str = ""
     began_s: float = 0.0
-    told_s: float = 0.0  # time of the last event
+    last_event_s: float = 0.0  # time of the last event
     worked: bool = False  # it has found something to do
     doing: str = "starting"
-    ending: of.Halted | None = None  # one that has ended well has a code and no words
+    ending: events.Halted | None = None  # one that has ended well has a code and no words
     attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # names by number
@@ -147,7 +147,7 @@ class RunState:
     def apply(self, event: Event, t: float) -> None:
         """Take in an event of time `t`, seconds since the epoch."""
         if isinstance(
-            event, of.Invoked
+            event, events.Invoked
         ):  # forget the run before, but for what stands until this one begins to work
             before = self.attempts_before + self.attempts
             outputs = {
@@ -156,28 +156,28 @@ class RunState:
             }
             self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
             self.began_s = t
-            self.told_s = t
+            self.last_event_s = t
             self.workdir = event.workdir
             self.command = event.command
         if self.first_go_s is None and self.ending is None:
-            _add(self.start_s, {self.doing: t - self.told_s})
-        self.told_s = t
+            _add(self.start_s, {self.doing: t - self.last_event_s})
+        self.last_event_s = t
         stage = event.stage and event.stage.format_map(vars(event))
         # A worker that gets its device while the run stops does not make it compute again.
-        if stage and not (isinstance(event, of.Go) and self.doing == STOPPING):
+        if stage and not (isinstance(event, events.Go) and self.doing == STOPPING):
             self.doing = stage
-        if stage or isinstance(event, of.OutputOpened):
+        if stage or isinstance(event, events.OutputOpened):
             self.waits_for = ""
-        if isinstance(event, of.ChunkEvent):
+        if isinstance(event, events.ChunkEvent):
             self._of_chunk(event, t)
-        elif isinstance(event, of.OutputEvent):
+        elif isinstance(event, events.OutputEvent):
             self._of_output(event)
         else:
             self._of_run(event, t)
 
     def _of_run(self, event: Event, t: float) -> None:
         match event:
-            case of.RunStarted():
+            case events.RunStarted():
                 self.wanted = event.outputs
                 self.gpus = event.gpus
                 self.device_times = {}
@@ -187,30 +187,30 @@ class RunState:
                 self.outputs = {
                     name: each for name, each in self.outputs.items() if name in event.outputs
                 }
-            case of.NodeJoined():
+            case events.NodeJoined():
                 self.devices |= _labels_of(event.device, f"{event.node} ", event.first)
-            case of.NodeLost():
+            case events.NodeLost():
                 self.devices = {
                     n: name
                     for n, name in self.devices.items()
                     if not name.startswith(f"{event.node} ")
                 }
-            case of.DeviceDropped():
+            case events.DeviceDropped():
                 self.dropped += 1
-            case of.TemplateReady():
+            case events.TemplateReady():
                 _add(self.phases_s, event.phase_s)
-            case of.Waiting():
+            case events.Waiting():
                 self.waits_until_s, self.waits_for = t + event.delay_s, plain(event.reason)
-            case of.Halted():
+            case events.Halted():
                 self.ending = event
-            case of.RunEnded():
-                self.ending = of.Halted(event.code)
+            case events.RunEnded():
+                self.ending = events.Halted(event.code)
 
-    def _of_output(self, event: of.OutputEvent) -> None:
+    def _of_output(self, event: events.OutputEvent) -> None:
         output = self.outputs.setdefault(event.output, Progress())
-        self.worked = self.worked or type(event) is not of.OutputAlreadyComplete
+        self.worked = self.worked or type(event) is not events.OutputAlreadyComplete
         match event:
-            case of.OutputOpened():
+            case events.OutputOpened():
                 for name in (
                     "rows",
                     "distinct",
@@ -222,39 +222,39 @@ class RunState:
                     setattr(output, name, getattr(event, name))
                 output.without = event.quarantined
                 output.complete = False
-            case of.OutputAlreadyComplete():  # or complete now
+            case events.OutputAlreadyComplete():  # or complete now
                 output.rows = event.rows
                 output.complete = True
-            case of.Quarantined():  # nothing more is done about the text, so it counts as done
+            case events.Quarantined():  # nothing more is done about the text, so it counts as done
                 output.quarantined += 1
                 output.without += event.rows
                 output.texts_saved += 1
                 self.saved[event.output, event.chunk] += 1
 
-    def _of_chunk(self, event: of.ChunkEvent, t: float) -> None:
+    def _of_chunk(self, event: events.ChunkEvent, t: float) -> None:
         key = AttemptKey(event.output, event.chunk, getattr(event, "attempt", 0))
         match event:
-            case of.AttemptStarted():
+            case events.AttemptStarted():
                 self.workers[key] = ActiveWorker(str(event.device), event.pid)
-            case of.Go():
+            case events.Go():
                 if key in self.workers:
                     self.workers[key].computing = True
                 self.first_go_s = self.first_go_s or t
                 if not self.points:
                     self._add_point(t)
-            case of.WorkerEnded():
+            case events.WorkerEnded():
                 self.workers.pop(key, None)
-                self.device_times.setdefault(str(event.device), DeviceTimes()).add(event)
-            case of.FailureEvent() if event.attempt:  # else no worker could be started
+                self.device_times.setdefault(str(event.device), DeviceTimes()).add_worker(event)
+            case events.FailureEvent() if event.attempt:  # else no worker could be started
                 self.attempts[event.outcome] += 1
-                self.failed += not isinstance(event, of.AttemptInterrupted)
-            case of.ChunkSplit():
+                self.failed += not isinstance(event, events.AttemptInterrupted)
+            case events.ChunkSplit():
                 self.searched[event.output, event.chunk] = event.texts
-            case of.ChunkSetAside():
+            case events.ChunkSetAside():
                 self.set_aside += 1
                 self.searched.pop((event.output, event.chunk), None)
-            case of.PartCommitted() | of.BatchesKept():
-                self.attempts[str(Outcome.COMMITTED)] += isinstance(event, of.PartCommitted)
+            case events.PartCommitted() | events.BatchesKept():
+                self.attempts[str(Outcome.COMMITTED)] += isinstance(event, events.PartCommitted)
                 output = self.outputs.setdefault(event.output, Progress())
                 output.texts_saved += event.texts
                 if self.first_go_s is not None:  # what was kept before is not this run's
@@ -262,10 +262,10 @@ class RunState:
                     output.tokens_here += event.tokens
                     self.saved[event.output, event.chunk] += event.texts
                     self.kept_s = t
-            case of.ChunkCommitted():
+            case events.ChunkCommitted():
                 self._commit(event, t)
 
-    def _commit(self, event: of.ChunkCommitted, t: float) -> None:
+    def _commit(self, event: events.ChunkCommitted, t: float) -> None:
         output = self.outputs.setdefault(event.output, Progress())
         output.chunks_done = event.chunks_done
         output.texts_done = event.texts_done

@@ -240,7 +240,7 @@ def _joined(
                 # of two.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
-                first = table.first_rows_of(ids[old])
+                first = table.first_row_at(ids[old])
                 block[old] = pick_rows(at, "<f4", _HEADER_BYTES, final.dimension, first)
             seen = upto
             hits = np.flatnonzero(np.isin(ids, numbers))

@@ -22,7 +22,7 @@ from chunkvisor.outputs.donors import (
 )
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage, read
-from chunkvisor.sources.table import StagedTable, TableFiles, matches
+from chunkvisor.sources.table import StagedTable, TableFiles, shared_texts
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, npy_header
 from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
@@ -89,7 +89,7 @@ def count_shared(
         fixed = read_if_whole(Fixed, layout.identity)
         index = TableFiles(layout.table)
         if fixed is not None and fixed.identity.of_vectors == of_vectors and index.holds_index():
-            for ours, _ in matches(table.index, index.index):
+            for ours, _ in shared_texts(table.index, index.index):
                 known[ours] = True
         counts.append(int(known.sum()) - seen)
     return counts[len(own) + len(complete) :], int(known.sum())
@@ -161,8 +161,8 @@ def plan_reuse(
         for donor in donors:
             if len(where) == 0:
                 where = np.full(table.distinct, -1, "<i8")
-            shared = matches(TableFiles(table.folder).index, donor.index)
-            found = [(table.texts_of_rows(here), donor.numbers(there)) for here, there in shared]
+            shared = shared_texts(TableFiles(table.folder).index, donor.index)
+            found = [(table.row_text_at(here), donor.numbers(there)) for here, there in shared]
             texts, numbers = (
                 np.concatenate(each) for each in zip((np.empty(0, int),) * 2, *found, strict=True)
             )

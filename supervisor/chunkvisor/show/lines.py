@@ -22,7 +22,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import is_terminal, say, write
-from chunkvisor.show.snapshot import look_at, snapshot_of
+from chunkvisor.show.snapshot import snapshot_of, take_snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_moment, printable
 
@@ -120,13 +120,13 @@ class Console(Observer):
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
         if event.weight >= self._least and (line := event.line):
-            self._write(line)
+            self._write_with_time(line)
         if isinstance(event, Halted | RunEnded) and (
             closing := snapshot_of(state, time.time()).closing_line
         ):
             self.say(closing)
         for line in event.last_words if isinstance(event, Halted) and self._last_words else ():
-            self._write(plain(line))
+            self._write_with_time(plain(line))
 
     def tick(self) -> None:
         """Say how far it is, now and then: the longer it lasts, the more rarely."""
@@ -136,13 +136,13 @@ class Console(Observer):
         ):
             self._said_s = now_s
             if self.state.ending is None and self.state.workdir:
-                self.say(look_at(self.state).line)
+                self.say(take_snapshot(self.state).line)
 
     def say(self, text: str) -> None:
         if self._least is Weight.NEWS:
-            self._write(text)
+            self._write_with_time(text)
 
-    def _write(self, text: str) -> None:
+    def _write_with_time(self, text: str) -> None:
         _write_line(self._stream, f"{human_moment(time.time())} {self.in_words(text)}")
 
 

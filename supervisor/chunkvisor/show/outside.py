@@ -14,7 +14,7 @@ from typing import Any
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events import event as of
+from chunkvisor.events import event as events
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console, Observer
@@ -119,7 +119,7 @@ class Metrics(Observer):
             write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
 
 
-def is_textfile(head: bytes) -> bool:
+def is_metrics_file(head: bytes) -> bool:
     """Whether a file that begins like this was written here."""
     return head.startswith(b"# HELP chunkvisor_")
 
@@ -139,18 +139,18 @@ class Notices(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         match event:
-            case of.Quarantined() if state.total("quarantined") == 1:
+            case events.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
-                self._send(
+                self._enqueue(
                     "a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}"
                 )
-            case of.RunEnded() if state.worked:
+            case events.RunEnded() if state.worked:
                 now = snapshot_of(state, time.time())
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
-                self._send("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
-            case of.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
-                self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
+                self._enqueue("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
+            case events.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
+                self._enqueue(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def close(self) -> None:
         """Give the thread a little time for what it has not delivered yet."""
@@ -158,7 +158,7 @@ class Notices(Observer):
             self._queue.put(None)
             self._thread.join(END_S)
 
-    def _send(self, what: str, body: str) -> None:
+    def _enqueue(self, what: str, body: str) -> None:
         self._queue.put((what, body[:8000]))
         if self._thread is None:
             self._thread = Thread(target=self._deliver, name="notices", daemon=True)

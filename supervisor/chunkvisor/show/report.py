@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 
-from chunkvisor.events import event as of
+from chunkvisor.events import event as events
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.messages import advice_on_row
 from chunkvisor.outputs.state import read
 from chunkvisor.show.status import State, Status, screen_of
-from chunkvisor.sources.table import peek
+from chunkvisor.sources.table import text_start
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
@@ -92,7 +92,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     )
 
 
-class Story:
+class Timeline:
     """What the journal says, in the order in which it happened.
 
     Time is running time, without the pauses of a run.
@@ -109,9 +109,9 @@ class Story:
         """By name of the device: (when a worker ended, for how many seconds it had computed)."""
         self.limits: list[tuple[float, float]] = []
         """(from when on, tokens in a batch, or texts if tokens are not counted)."""
-        self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
+        self.failures: dict[tuple[str, str], tuple[int, float, events.FailureEvent]] = {}
         """By outcome and rule: (how many, time of the last, the last)."""
-        self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
+        self.quarantined: dict[tuple[str, int], events.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
         state = RunState()
         last_run = ""
@@ -131,24 +131,24 @@ class Story:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
-            case of.RunEnded() | of.Halted():
+            case events.RunEnded() | events.Halted():
                 self.lines.append(
                     (at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}")
                 )
-            case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
+            case events.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
-            case of.Go():
+            case events.Go():
                 self.limits.append((self.running_s, event.tokens or event.rows))
-            case of.WorkerEnded():
+            case events.WorkerEnded():
                 name = state.devices.get(str(event.device), f"device {event.device}")
                 self.busy.setdefault(name, []).append((self.running_s, event.busy_s))
-            case of.AttemptInterrupted():
+            case events.AttemptInterrupted():
                 self.ended.setdefault("interrupted", []).append(self.running_s)
-            case of.FailureEvent():
+            case events.FailureEvent():
                 self.ended.setdefault("failed", []).append(self.running_s)
                 kind = event.outcome, event.rule
                 self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
-            case of.ChunkCommitted():
+            case events.ChunkCommitted():
                 self.ended.setdefault("committed", []).append(self.running_s)
 
 
@@ -156,9 +156,9 @@ Line = tuple[str, Iterable[tuple[int, float]]]
 """The words for a line of a chart, and its values by step."""
 
 
-def charts_of(story: Story) -> Iterator[Markup]:
+def charts_of(timeline: Timeline) -> Iterator[Markup]:
     """Draw the four charts over the running time; one about which nothing is known is left out."""
-    running_s = story.running_s
+    running_s = timeline.running_s
     if not running_s:
         return
 
@@ -167,7 +167,7 @@ def charts_of(story: Story) -> Iterator[Markup]:
 
     encoded = Counter[int]()
     steps = range(_STEPS)
-    for now_s, texts in story.texts:
+    for now_s, texts in timeline.texts:
         encoded[step(now_s) // _SMOOTH] += texts  # chunks are committed in bursts
     if total := sum(encoded.values()):
         rates = (
@@ -175,16 +175,18 @@ def charts_of(story: Story) -> Iterator[Markup]:
         )
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
-    if story.ended:
-        counts = {words: Counter(map(step, times)) for words, times in sorted(story.ended.items())}
+    if timeline.ended:
+        counts = {
+            words: Counter(map(step, times)) for words, times in sorted(timeline.ended.items())
+        }
         sums = [
             (words, enumerate(accumulate(float(count[each]) for each in steps)))
             for words, count in counts.items()
         ]
         yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
-    if story.busy:
+    if timeline.busy:
         shares = []
-        for name, ends in sorted(story.busy.items()):
+        for name, ends in sorted(timeline.busy.items()):
             busy_s = dict.fromkeys(steps, 0.0)
             for now_s, computed_s in ends:
                 busy_s[step(now_s)] += computed_s
@@ -196,9 +198,9 @@ def charts_of(story: Story) -> Iterator[Markup]:
                 )
             )
         yield _chart("Computing, share of the time so far", running_s, shares, "{:.0%}".format)
-    if len({limit for _, limit in story.limits}) > 1:
+    if len({limit for _, limit in timeline.limits}) > 1:
         words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
-        limits = [(step(now_s), limit) for now_s, limit in story.limits]
+        limits = [(step(now_s), limit) for now_s, limit in timeline.limits]
         yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
 
 
@@ -231,9 +233,9 @@ def _chart(
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
 
 
-def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
+def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Markup]:
     """Show failures by kind, the most frequent first, each with what to do and the end of a log."""
-    for count, at_s, last in sorted(story.failures.values(), key=lambda each: -each[0])[
+    for count, at_s, last in sorted(timeline.failures.values(), key=lambda each: -each[0])[
         :_MOST_KINDS
     ]:
         rule = _RULES.get(last.rule)
@@ -260,18 +262,18 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
             yield tag("pre", Markup(html.escape("\n".join([*lines[-_LOG_LINES:], str(log)]))))
 
 
-def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[object, ...]]:
+def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tuple[object, ...]]:
     """Yield rows without a vector: from the record of a finished output, else from the journal."""
     for name in (name for name, output in status.outputs.items() if output.quarantined):
         with contextlib.suppress(OSError):
             manifest = read(layout.output(name), look=False).manifest
             found = [
                 event.details()
-                for (output, _), event in story.quarantined.items()
+                for (output, _), event in timeline.quarantined.items()
                 if output == name
             ]
             for row in manifest["quarantined"] if manifest is not None else found:
-                text = peek(layout.output(name).table, row["row"], 400)
+                text = text_start(layout.output(name).table, row["row"], 400)
                 yield (
                     name,
                     row["row"],
@@ -287,7 +289,7 @@ def render(workdir: Path, now_s: float) -> str:
     # a refusal names the folder as it was given
     layout = Layout(require_workdir(workdir).workdir.absolute())
     status, lines = screen_of(layout.workdir)
-    story = Story(layout.events)
+    timeline = Timeline(layout.events)
     invocations = [
         InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()
     ]
@@ -301,18 +303,18 @@ def render(workdir: Path, now_s: float) -> str:
         *(tag("p", line) for line in lines[1:]),
     ]
     body = [tag("header", *head, class_=mood)]
-    if story.failures:
-        body += [tag("h2", "What failed"), *_failures(status, story, layout)]
-    if rows := list(islice(_bad_rows(status, story, layout), _MOST_ROWS + 1)):
+    if timeline.failures:
+        body += [tag("h2", "What failed"), *_failures(status, timeline, layout)]
+    if rows := list(islice(_bad_rows(status, timeline, layout), _MOST_ROWS + 1)):
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
         body += [
             tag("p", f"These are the first {_MOST_ROWS}; <output>.quarantined.jsonl lists all.")
         ] * (len(rows) > _MOST_ROWS)
-    charts = list(charts_of(story)) or [tag("p", "Nothing has been encoded yet.")]
+    charts = list(charts_of(timeline)) or [tag("p", "Nothing has been encoded yet.")]
     told = (
         tag("li", tag("small", human_moment(at_s)), f" {words}")
-        for at_s, words in sorted(story.lines)
+        for at_s, words in sorted(timeline.lines)
     )
     body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
     paths = [

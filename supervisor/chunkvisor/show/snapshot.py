@@ -72,7 +72,7 @@ class Snapshot:
         return f"{self.doing}, {human_time(self.elapsed_s)} so far"
 
     @property
-    def far(self) -> str:
+    def progress(self) -> str:
         """`about 4 of 8 rows, 2 of 4 chunks`."""
         about = any(each.estimated for each in self.outputs.values())
         rows = rows_in_words(self.total("rows_done"), self.total("rows"), about=about)
@@ -88,7 +88,7 @@ class Snapshot:
     @property
     def line(self) -> str:
         """How far the run is."""
-        far = [percent(self.share), self.far] if self.total("chunks") else []
+        far = [percent(self.share), self.progress] if self.total("chunks") else []
         waits_for = self.state.waits_for if self.state.ending is None else ""
         # The event of the wait has said the rest of the reason.
         waits = f"; waiting: {waits_for.partition('. ')[0]}" * bool(waits_for)
@@ -110,7 +110,7 @@ class Snapshot:
         if self.rates:
             parts.append(f"{', '.join(self.rates)} (start-up not counted)")
         if self.total("chunks") and self.share < 1:
-            parts.append(f"done and kept: {percent(self.share)}, {self.far}")
+            parts.append(f"done and kept: {percent(self.share)}, {self.progress}")
         return "; ".join([*parts, self.health]) if parts else ""
 
 
@@ -129,7 +129,9 @@ def percent(share: float) -> str:
     return f"{min(int(100 * share), 100 if share >= 1 else 99)} %"
 
 
-def look_at(state: RunState, layout: Layout | None = None, now_s: float | None = None) -> Snapshot:
+def take_snapshot(
+    state: RunState, layout: Layout | None = None, now_s: float | None = None
+) -> Snapshot:
     """Return what there is to see of a run; `layout` is its workdir as it is mounted here."""
     layout = layout or Layout(Path(state.workdir))
     beats = {}
@@ -145,7 +147,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     """Return what there is to see at this moment; `now_s` is ignored once the run has ended."""
     beats = beats or {}
     live = state.ending is None
-    now_s = max(state.told_s, now_s if live else 0.0)
+    now_s = max(state.last_event_s, now_s if live else 0.0)
     workers = list[str]()
     under_way = dict.fromkeys(state.outputs, 0)
     tokens = 0

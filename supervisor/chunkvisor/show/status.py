@@ -18,7 +18,7 @@ from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
 from chunkvisor.messages import BadReason, reasons_in_words, reasons_of
 from chunkvisor.outputs.state import read
-from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent, rows_in_words
+from chunkvisor.show.snapshot import PHASES, Snapshot, figure, percent, rows_in_words, take_snapshot
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor_worker.contract.frozen import frozen
@@ -79,7 +79,7 @@ class OutputStatus:
     """Rows cut at the model's maximum length; `<output>.truncated.jsonl` lists them."""
 
     @property
-    def far(self) -> str:
+    def progress(self) -> str:
         """`about 3 of 6 rows, 1 of 2 chunks`."""
         if not self.rows:
             return "nothing is known of it yet"
@@ -130,7 +130,7 @@ class Status:
     combined: dict[str, str] = field(default_factory=dict)
     """The finished files of `combine`, by name."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
         return {"schema": SCHEMA, **asdict(self)}
 
@@ -142,28 +142,30 @@ class Follower:
         self.layout = layout
         self._tail = Tail(layout.events)
         self.state = self._tail.state
-        self._looked = False
+        self._refreshed = False
 
-    def look(self) -> Snapshot:
+    def refresh(self) -> Snapshot:
         """Read what has come; `news` has it then, or the last few lines at the first look."""
         self.holder = read_holder(self.layout.lock)
         # The journal of a long run has a million events: at the first look only the last few are
         # kept.
-        come = deque(self._tail.read(), maxlen=None if self._looked else 20 * _NEWS)
+        come = deque(self._tail.read_new(), maxlen=None if self._refreshed else 20 * _NEWS)
         self.news = [each for each in come if each.event.line]
-        if not self._looked:
+        if not self._refreshed:
             self.news = self.news[-_NEWS:]
-            self._looked = True
+            self._refreshed = True
         alive = self.holder.alive() if self.holder else False
         self.elsewhere = alive is None  # on another host, where nothing can be asked
         if self.elsewhere:
-            alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
+            alive = time.time() - self.state.last_event_s < _FOREIGN_SILENCE_S
         # A run that has said its last word is over, though its process may take a moment.
         self.alive = self.state.ending is None and (
             is_held(self.layout.lock) or (self.elsewhere and bool(alive))
         )
         # Not of the workdir that the journal names: it may be mounted elsewhere here.
-        return look_at(self.state, self.layout, time.time() if self.alive else self.state.told_s)
+        return take_snapshot(
+            self.state, self.layout, time.time() if self.alive else self.state.last_event_s
+        )
 
 
 def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
@@ -200,7 +202,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
 def read_status(workdir: Path) -> Status:
     """Return the status. Raises Halt (78) if the folder is not a workdir."""
     run = Follower(require_workdir(workdir))
-    return status_of(run, run.look())
+    return status_of(run, run.refresh())
 
 
 def status_of(run: Follower, now: Snapshot) -> Status:
@@ -245,7 +247,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         told.command,
         run.holder.host if run.holder else "",
         told.began_s or None,
-        told.told_s or None,
+        told.last_event_s or None,
         {doing: round(seconds, 2) for doing, seconds in told.start_s.items()},
         {phase: round(seconds, 2) for phase, seconds in told.phases_s.items()},
         combined,
@@ -258,7 +260,7 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
     Raises Halt (78), as `read_status` does.
     """
     run = Follower(require_workdir(workdir))
-    now = run.look()
+    now = run.refresh()
     status = status_of(run, now)
     return status, status_screen(status, now, workdir, elsewhere=run.elsewhere)
 
@@ -267,11 +269,11 @@ def status_screen(
     status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False
 ) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
-    head, *last = _of_state(status, now, workdir, elsewhere)
-    return [head, *(f"  {line}" for line in (*_lines(status, now), *last))]
+    head, *last = _state_lines(status, now, workdir, elsewhere)
+    return [head, *(f"  {line}" for line in (*_detail_lines(status, now), *last))]
 
 
-def _of_state(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> Iterator[str]:
+def _state_lines(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> Iterator[str]:
     """Say the state in a first line, and what to do in the others."""
     ending = now.state.ending
     if status.state is State.RUNNING:
@@ -286,7 +288,7 @@ def _of_state(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> 
         yield f"to follow it: chunkvisor status --watch {workdir}"
         return
     if status.state is State.COMPLETE:
-        yield from _complete(status, workdir)
+        yield from _complete_lines(status, workdir)
         return
     if status.state is State.HALTED:
         yield "halted"
@@ -302,14 +304,14 @@ def _of_state(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> 
         yield f"the command: {status.command}"
 
 
-def _lines(status: Status, now: Snapshot) -> Iterator[str]:
+def _detail_lines(status: Status, now: Snapshot) -> Iterator[str]:
     # What went wrong comes first.
     yield from status.message
     for name, output in status.outputs.items():
         words = f"{name}: "
         if output.rows:
             words += f"{percent(output.rows_done / output.rows)}, "
-        words += output.far
+        words += output.progress
         if output.quarantined:
             words += f", {counted(output.quarantined, 'row')} without a vector"
         if output.truncated:
@@ -322,7 +324,7 @@ def _lines(status: Status, now: Snapshot) -> Iterator[str]:
             yield ", ".join(now.rates)
         yield from now.workers
     else:
-        yield from _times(status, now)
+        yield from _time_lines(status, now)
     if status.attempts:
         ended = (f"{count:,} {outcome}" for outcome, count in status.attempts.items())
         yield f"attempts: {', '.join(ended)}"
@@ -333,7 +335,7 @@ def _lines(status: Status, now: Snapshot) -> Iterator[str]:
         yield f"began {began}, {last} {human_moment(status.told_at)}, {lasted} later"
 
 
-def _times(status: Status, now: Snapshot) -> Iterator[str]:
+def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
     """Say how the time of a run was spent that is over."""
     for name, times in status.devices.items():
         if times.busy_s:
@@ -342,12 +344,12 @@ def _times(status: Status, now: Snapshot) -> Iterator[str]:
             yield f"{name}: {rate} texts/s while computing, idle {idle:.1f} % between chunks"
     if now.state.first_go_s is not None:
         start = human_time(sum(status.start_s.values()))
-        yield "; ".join([f"before the first batch: {start}", *_spent(status.start_s)])
-    if spent := _spent(status.phases_s):
+        yield "; ".join([f"before the first batch: {start}", *_phases_in_words(status.start_s)])
+    if spent := _phases_in_words(status.phases_s):
         yield f"all workers together: {'; '.join(spent)}"
 
 
-def _spent(times: Mapping[str, float]) -> list[str]:
+def _phases_in_words(times: Mapping[str, float]) -> list[str]:
     return [
         f"{PHASES.get(name, name)} {human_time(each_s)}"
         for name, each_s in times.items()
@@ -355,7 +357,7 @@ def _spent(times: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _complete(status: Status, workdir: Path) -> Iterator[str]:
+def _complete_lines(status: Status, workdir: Path) -> Iterator[str]:
     """Say where the files are, and which rows have no vector."""
     lacking = {name: output for name, output in status.outputs.items() if output.quarantined}
     bad = sum(output.quarantined for output in lacking.values())

@@ -22,7 +22,7 @@ from chunkvisor.events.journal import Logged
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import say
 from chunkvisor.show.lines import Observer, can_draw, heartbeat_s
-from chunkvisor.show.snapshot import Snapshot, look_at, percent, snapshot_of
+from chunkvisor.show.snapshot import Snapshot, percent, snapshot_of, take_snapshot
 from chunkvisor.show.status import Follower, status_of
 from chunkvisor.store.layout import Layout, is_workdir, require_workdir
 from chunkvisor.units import counted, human_moment
@@ -37,7 +37,7 @@ def view(now: Snapshot) -> list[Text]:
     drawn = [_line(plain(now.stage), "bold")]
     if now.total("rows"):
         drawn.append(_line(f"{bar(now.share, 30)} {percent(now.share)}", "cyan"))
-        drawn.append(Text(", ".join([now.far, *now.rates])))
+        drawn.append(Text(", ".join([now.progress, *now.rates])))
     drawn.append(Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green"))
     for name, output in now.outputs.items() if len(now.outputs) > 1 else ():
         rows = counted(output.rows, "row")
@@ -78,7 +78,7 @@ class Live(Observer):
 
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
-        self._news.append(Logged(state.told_s, "", event))
+        self._news.append(Logged(state.last_event_s, "", event))
         if event.stage and not state.chunks_here:  # which may take long before the next tick
             self._drawn_s = 0.0
             self.tick()
@@ -86,7 +86,7 @@ class Live(Observer):
     def tick(self) -> None:
         if time.monotonic() - self._drawn_s >= REFRESH_S and self.state.workdir:
             self._drawn_s = time.monotonic()
-            self.draw(look_at(self.state), self._news)
+            self.update(take_snapshot(self.state), self._news)
             self._news.clear()
 
     def close(self) -> None:
@@ -97,10 +97,10 @@ class Live(Observer):
     def say(self, text: str) -> None:
         self._news.append(Logged(time.time(), "", Note(text)))
         if self._over or not self.state.workdir:
-            self.leave(self._news)
+            self.clear(self._news)
             self._news.clear()
 
-    def draw(self, now: Snapshot, news: Iterable[Logged]) -> None:
+    def update(self, now: Snapshot, news: Iterable[Logged]) -> None:
         """Show the news above, each with the time of day, and the snapshot below."""
         with contextlib.suppress(OSError, ValueError):
             if self._live is None:
@@ -117,7 +117,7 @@ class Live(Observer):
             # The cursor stays on an empty line, from where a shell goes on after a kill.
             self._live.update(Group(*view(now), Text()), refresh=True)
 
-    def leave(self, news: Iterable[Logged]) -> None:
+    def clear(self, news: Iterable[Logged]) -> None:
         """Take the drawn lines away and show the last news.
 
         What is written afterwards goes on below.
@@ -136,7 +136,7 @@ class Live(Observer):
                 self._console.print(text, soft_wrap=True)
 
 
-def _followed(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
+def _follow(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
     """Look at the run again and again until it has ended; wait for one to begin.
 
     Raises Halt (78).
@@ -147,7 +147,7 @@ def _followed(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
             time.sleep(REFRESH_S)
     run = Follower(require_workdir(workdir))
     while True:
-        yield run, run.look()
+        yield run, run.refresh()
         if not run.alive:
             return
         time.sleep(REFRESH_S)
@@ -162,10 +162,10 @@ def watch_view(workdir: Path) -> None:
     said_s = -float("inf")
     news = list[Logged]()
     try:
-        for run, now in _followed(workdir):
+        for run, now in _follow(workdir):
             news = run.news
             if live is not None and run.alive:
-                live.draw(now, news)
+                live.update(now, news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
                 if not say(
@@ -175,14 +175,14 @@ def watch_view(workdir: Path) -> None:
             news = [] if run.alive else news
     finally:
         if live is not None:
-            live.leave(news)
+            live.clear(news)
 
 
 def watch_json(workdir: Path) -> None:
     """Print a line of JSON, as `status --json`, for each change, until the run ends."""
     shown = None
-    for run, now in _followed(workdir):
-        if (content := status_of(run, now).to_json()) != shown:
+    for run, now in _follow(workdir):
+        if (content := status_of(run, now).to_dict()) != shown:
             shown = content
             if not say(json.dumps(content)):
                 return

@@ -59,7 +59,7 @@ KINDS = {
 }
 
 
-def written(value: Any) -> str | None:
+def cell_text(value: Any) -> str | None:
     """Return a cell as text: what its source writes, without the quotes of a string.
 
     Arrays and objects are JSON.
@@ -88,7 +88,8 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
     ]
     return file.error(
         f"there is no column {name!r}.",
-        remedy=other_delimiter(file, name) or "".join([*near, in_words(list(folded.values()))]),
+        remedy=other_delimiter(file, name)
+        or "".join([*near, columns_in_words(list(folded.values()))]),
     )
 
 
@@ -108,12 +109,12 @@ def other_delimiter(file: SourceFile, column: str = "") -> str:
                 "import csv; csv.writer(open(1, 'w', newline=''), delimiter={!r}).writerows("
                 "csv.reader(open(0, newline=''), delimiter={!r}))"
             )
-            command = file.converted(f'python3 -c "{copy.format(own, mark)}"')
+            command = file.conversion_advice(f'python3 -c "{copy.format(own, mark)}"')
             return f"The columns are separated by {mark!r}, and not by {own!r}. {command}"
     return ""
 
 
-def in_words(columns: Sequence[str]) -> str:
+def columns_in_words(columns: Sequence[str]) -> str:
     """Return a sentence such as "The columns are: 'a', 'b'."."""
     return f"The columns are: {listed(list(map(repr, columns)), 60) or 'none'}."
 
@@ -151,7 +152,7 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                         f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in "
                         f"UTF-8.",
                         number,
-                        _recoded(file, stream, line),
+                        _encoding_remedy(file, stream, line),
                     )
                 yield number, text
         except UnicodeDecodeError as error:
@@ -159,7 +160,7 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                 f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the "
                 f"line.",
                 number,
-                _recoded(file, stream, line),
+                _encoding_remedy(file, stream, line),
             ) from error
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
             raise file.error(
@@ -170,7 +171,7 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
         raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
 
 
-def _recoded(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
+def _encoding_remedy(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
     """Return how to convert the file, by its first bytes and the first NUL byte."""
     nul = stream.tell() - len(line) + line.find(0)
     stream.seek(0)
@@ -184,7 +185,7 @@ def _recoded(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
         encoding = "UTF-32LE" if start[0] else "UTF-32BE"
     elif 0 in line:
         encoding = "UTF-16LE" if nul % 2 else "UTF-16BE"
-    return f"If it is {encoding}: {file.converted(f'iconv -f {encoding} -t UTF-8')}"
+    return f"If it is {encoding}: {file.conversion_advice(f'iconv -f {encoding} -t UTF-8')}"
 
 
 def read_rows(
@@ -380,7 +381,7 @@ def composer(
                         line,
                         f"If it is meant, write {remedy}",
                     )
-                cell = written(cell) or ""
+                cell = cell_text(cell) or ""
             text += literal + cell
         return text + rest
 

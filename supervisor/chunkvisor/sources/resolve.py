@@ -18,7 +18,7 @@ from chunkvisor_worker.contract.frozen import frozen
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
 
-_AS_PARQUET = (
+_PARQUET_ADVICE = (
     "Write a parquet file of it, by one line of Python, and name that file: "
     "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a "
     "database, "
@@ -99,7 +99,7 @@ class SourceFile:
             f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy
         )
 
-    def converted(self, command: str) -> str:
+    def conversion_advice(self, command: str) -> str:
         """Return what a person types to get a plain copy, and what the config then says."""
         path = Path(self.place if not self.is_elsewhere else Path(self.place).name)
         bare = path.with_suffix("") if self.compression else path
@@ -128,7 +128,7 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
     for source in sources:
         names = [source]
         if is_remote(source):
-            names = _addresses(source)
+            names = _expand(source)
         elif glob.has_magic(source) and not Path(source).exists():
             matching = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
             names = sorted(name for name in matching if not Path(name).is_dir())
@@ -147,7 +147,7 @@ def _source_file(place: str) -> SourceFile:
     """
     elsewhere = is_remote(place)
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
-    if not elsewhere and not stat.S_ISREG(_states(path)[0]):
+    if not elsewhere and not stat.S_ISREG(_stat(path)[0]):
         raise config_error(
             f"{path} is not a regular file.", f"Name the files in the folder, such as {path}/*.csv"
         )
@@ -161,13 +161,13 @@ def _source_file(place: str) -> SourceFile:
         )
         raise config_error(
             f"{place}: files of this kind are not read.",
-            f"Rename or convert it. {_AS_PARQUET}",
+            f"Rename or convert it. {_PARQUET_ADVICE}",
             why=known,
         )
     return SourceFile(place, path, form, compression, elsewhere)
 
 
-def _states(path: Path) -> list[int]:
+def _stat(path: Path) -> list[int]:
     """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file.
 
     Raises Halt (78) if there is none.
@@ -188,7 +188,7 @@ def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
     Raises Halt as `resolve`.
     """
     return {
-        file.place: remote_state(file.place) if file.is_elsewhere else _states(file.path)[1:]
+        file.place: remote_state(file.place) if file.is_elsewhere else _stat(file.path)[1:]
         for file in files
     }
 
@@ -219,11 +219,11 @@ def is_remote(source: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) is not None
 
 
-def _addresses(source: str) -> list[str]:
+def _expand(source: str) -> list[str]:
     if not re.search(r"[*\[]", source):  # a question mark begins the query of an http address
         return [source]
     files = _file_system(source)
-    found = _asked(source, lambda: files.glob(files._strip_protocol(source), detail=True))
+    found = _ask_server(source, lambda: files.glob(files._strip_protocol(source), detail=True))
     names = sorted(name for name, info in found.items() if info.get("type") != "directory")
     return [str(files.unstrip_protocol(name)) for name in names]
 
@@ -231,7 +231,7 @@ def _addresses(source: str) -> list[str]:
 def remote_state(address: str) -> list[str | int]:
     """Return [size_bytes, tag], the same as long as the content is. Raises Halt as `resolve`."""
     files = _file_system(address)
-    info = _asked(address, lambda: files.info(files._strip_protocol(address)))
+    info = _ask_server(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
         raise config_error(
             f"{address} is a folder, not a file.", f"Name its files, e.g. {address}/*.csv"
@@ -242,7 +242,7 @@ def remote_state(address: str) -> list[str | int]:
     ]
 
 
-def fetch(address: str, target: Path) -> None:
+def download(address: str, target: Path) -> None:
     """Write the content to a file.
 
     Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for
@@ -256,7 +256,7 @@ def fetch(address: str, target: Path) -> None:
             shutil.copyfileobj(source, file, _BLOCK_BYTES)
             return file.tell()
 
-    came = _asked(address, copy)
+    came = _ask_server(address, copy)
     if size_bytes not in (0, came):
         raise Halt(
             ExitCode.TRY_AGAIN,
@@ -281,7 +281,7 @@ def _file_system(address: str) -> Any:
         ) from error
 
 
-def _asked(address: str, action: Callable[[], Answer]) -> Answer:
+def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
     """Return what the action gives; the libraries try again.
 
     Raises Halt (75, 78), OSError of a disk.

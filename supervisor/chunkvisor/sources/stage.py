@@ -33,7 +33,7 @@ from chunkvisor.sources.resolve import (
     IngestRequest,
     SourceFile,
     SourceFormat,
-    fetch,
+    download,
     resolve,
     signature,
     yaml_line,
@@ -46,7 +46,7 @@ from chunkvisor_worker.contract.wire import from_json
 # for Python and one batch of rows; and for a thread, which holds row groups of parquet
 _SHARE_BYTES = 256 << 20
 _BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
-_OF_MORE = {"window", "subquery", "unnest", "star", "positional_reference"}
+_BEYOND_ONE_ROW = {"window", "subquery", "unnest", "star", "positional_reference"}
 # SQL calls these functions without brackets; to the parser they are columns.
 _CLOCK = frozenset(
     {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
@@ -67,7 +67,7 @@ Kinds: TypeAlias = tuple[str, ...]
 # Of a text format: its line, its text and the cells that are used, and their types.
 Row: TypeAlias = tuple[int, list[str | None], Kinds]
 # What sees numbers as their source writes them.
-_AS_TEXT = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
+_TEXT_OPERATIONS = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
@@ -94,10 +94,10 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 local = replace(
                     source, path=scratch / f"fetched{''.join(source.path.suffixes[-2:])}"
                 )
-                fetch(source.place, local.path)
-            for number, text in enumerate(_texts(database, local, request, left)):
+                download(source.place, local.path)
+            for number, text in enumerate(_utf8_texts(database, local, request, left)):
                 if text is not None:
-                    spool.add(text)
+                    spool.append(text)
                     if request.where is not None:
                         places.write(array("q", [number]).tobytes())
             if source.is_elsewhere:
@@ -108,7 +108,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
         database.write_rows(paths.rows)
     if request.where is None:
         paths.places.unlink()
-    distinct = spool.finish()
+    distinct = spool.write_files()
     shutil.rmtree(scratch)
     for place, now in signature(sources).items():
         if now != state[place]:
@@ -124,7 +124,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     seal_table(folder, record)
 
 
-def _texts(
+def _utf8_texts(
     database: "SqlReader | None", file: SourceFile, request: IngestRequest, limit: int | None
 ) -> Iterator[bytes | None]:
     """Yield UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
@@ -184,14 +184,14 @@ def _as_text(kind: str, sql: str) -> str:
     return f"{sql}::VARCHAR"
 
 
-def _sees_text(node: dict[str, Any]) -> bool:
+def _takes_text(node: dict[str, Any]) -> bool:
     """Return whether this part of an expression takes text.
 
     It joins it, casts to it, or compares it with a string.
     """
     # DuckDB before 2.0 has other names in its trees.
     target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
-    if {node.get("function_name"), target.upper()} & _AS_TEXT:
+    if {node.get("function_name"), target.upper()} & _TEXT_OPERATIONS:
         return True
     sides = [node.get("left"), node.get("right"), *node.get("children", [])]
     constants = json.dumps([each for each in sides if each and each["class"] == "CONSTANT"])
@@ -199,16 +199,16 @@ def _sees_text(node: dict[str, Any]) -> bool:
     return is_equality is not None and re.search('": "(STRING|VARCHAR)"', constants) is not None
 
 
-def _named(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
+def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield each column that a parsed expression names, and whether it is taken as text there."""
     if isinstance(node, dict):
         if node.get("class") == "COLUMN_REF":
             yield node["column_names"][0], as_text
         if "class" in node:
-            as_text = _sees_text(node)
+            as_text = _takes_text(node)
         node = list(node.values())
     for each in node if isinstance(node, list) else ():
-        yield from _named(each, as_text)
+        yield from _column_uses(each, as_text)
 
 
 class SqlReader:
@@ -253,20 +253,20 @@ class SqlReader:
                 "python_enable_replacements": False,
             }
         )
-        self._all("SET GLOBAL TimeZone = 'UTC'")
-        self._all(f"ATTACH {_literal(str(scratch / 'rows.duckdb'))} AS scratch")
+        self._execute("SET GLOBAL TimeZone = 'UTC'")
+        self._execute(f"ATTACH {_literal(str(scratch / 'rows.duckdb'))} AS scratch")
         for key, sql in (("sql", request.sql), ("where", request.where)):
             if sql is not None:
-                self._check(key, sql)
+                self._check_expression(key, sql)
         for name in request.columns:
             self._used[name.casefold()] = name
 
-    def _all(self, sql: str, *values: str) -> list[Any]:
+    def _execute(self, sql: str, *values: str) -> list[Any]:
         return self._connection.execute(sql, values or None).fetchall()
 
-    def _check(self, key: str, sql: str) -> None:
+    def _check_expression(self, key: str, sql: str) -> None:
         """Refuse what is not one expression over one row. Raises Halt (78)."""
-        ((tree,),) = self._all("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
+        ((tree,),) = self._execute("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
         parsed = json.loads(tree)
         if parsed["error"]:
             raise config_error(
@@ -282,7 +282,7 @@ class SqlReader:
             )
         # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all
         # the same.
-        unstable = self._all(
+        unstable = self._execute(
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
         )
@@ -290,8 +290,8 @@ class SqlReader:
         called = {
             each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
         }
-        others = called & {*_OF_MORE, *(name for (name,) in unstable)}
-        for name, as_text in _named(node):
+        others = called & {*_BEYOND_ONE_ROW, *(name for (name,) in unstable)}
+        for name, as_text in _column_uses(node):
             self._used[name.casefold()] = name
             if not as_text:
                 self._typed.add(name.casefold())
@@ -314,9 +314,9 @@ class SqlReader:
         """
         self._columns, self._line, self._rows = {}, 0, ""
         try:
-            yield from (self._parquet if file.format is SourceFormat.PARQUET else self._text)(
-                file, limit
-            )
+            yield from (
+                self._parquet_rows if file.format is SourceFormat.PARQUET else self._text_rows
+            )(file, limit)
         except RecursionError as error:
             raise file.error("a value is nested too deeply.") from error
         except duckdb.Error as error:
@@ -333,26 +333,32 @@ class SqlReader:
             if isinstance(error, duckdb.ConversionException):
                 remedies.append("Correct the value, or use TRY_CAST, which makes NULL of it.")
             elif isinstance(error, duckdb.BinderException):
-                remedies += [self._mended(key) for key in ("where", "sql") if getattr(request, key)]
+                remedies += [
+                    self._repaired(key) for key in ("where", "sql") if getattr(request, key)
+                ]
             columns = (
-                readers.in_words(list(self._columns)) if asked else "Write or copy the file again."
+                readers.columns_in_words(list(self._columns))
+                if asked
+                else "Write or copy the file again."
             )
             raise file.error(
                 f"{what}: {reason}", remedy=next(filter(None, remedies), columns)
             ) from error
 
-    def _parquet(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+    def _parquet_rows(
+        self, file: SourceFile, limit: int | None
+    ) -> Iterator[tuple[int, str | None]]:
         if not file.path.stat().st_size:
             raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
         # DuckDB takes every name for a pattern, and parts of a path for columns.
         name = _literal(glob.escape(str(file.path)))
         data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
-        self._columns = {name: kind for name, kind, *_ in self._all(f"DESCRIBE FROM {data}")}
+        self._columns = {name: kind for name, kind, *_ in self._execute(f"DESCRIBE FROM {data}")}
         self._check_columns(file)
-        ((rows,),) = self._all(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
+        ((rows,),) = self._execute(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
         rows = rows if limit is None else min(rows, limit)
         self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
-        cursor, expected = self._connection.execute(self._query(file, self._text_of(file))), 0
+        cursor, expected = self._connection.execute(self._query(file, self._parquet_text(file))), 0
         while fetched := cursor.fetchmany(4096):
             for row, kept, text in fetched:
                 assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
@@ -362,14 +368,14 @@ class SqlReader:
         for name, found in self._found.items():
             found.add(self._columns[name])
         where = f"(\n{self._request.where or 'true'}\n)::BOOLEAN"
-        self._keep(self._columns, f"{self._rows} WHERE {where}", rows)
+        self._keep_columns(self._columns, f"{self._rows} WHERE {where}", rows)
 
     def _check_columns(self, file: SourceFile) -> None:
         for name in (*self._names, *self._request.columns):
             if name not in self._columns:
                 raise readers.missing_column(file, name, self._columns)
 
-    def _text_of(self, file: SourceFile) -> str:
+    def _parquet_text(self, file: SourceFile) -> str:
         """Return SQL for a column or a template of parquet. Raises Halt (78) for another type."""
         pieces, request = list[str](), self._request
         for literal, column in request.parts:
@@ -386,7 +392,7 @@ class SqlReader:
                 pieces.append(f"coalesce({text}, '')")
         return " || ".join(pieces)
 
-    def _text(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+    def _text_rows(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
         keys, batch, rows, chars = dict[str, str](), list[Row](), 0, 0
         for line, item in readers.read_objects(file, self._request.skip_blank):
             if not item.keys() <= self._columns.keys():
@@ -400,14 +406,14 @@ class SqlReader:
             values = [item.get(keys.get(name, name)) for name in self._used]
             kinds = tuple(map(_kind_of, values))
             text = self._compose(file, line, [item.get(name) for name in self._names])
-            cells = [text, *map(readers.written, values)]
+            cells = [text, *map(readers.cell_text, values)]
             batch.append((line, cells, kinds))
             rows += 1
             chars += len(_utf8(file, line, "".join(filter(None, cells))))
             if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
-                yield from self._computed(file, batch)
+                yield from self._compute(file, batch)
                 batch, chars = [], 0
-        yield from self._computed(file, batch)
+        yield from self._compute(file, batch)
         if len(keys) < len(self._columns):
             raise file.error(
                 "there are two columns whose names differ only in case, which SQL cannot tell "
@@ -420,24 +426,24 @@ class SqlReader:
             found = [
                 kind if name in keys else "" for name, kind in zip(self._used, kinds, strict=True)
             ]
-            self._prepared(file, tuple(found))
+            self._query_for(file, tuple(found))
 
-    def _computed(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
+    def _compute(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
         """Yield line and text of these rows, and keep their columns."""
         groups, texts = dict[Kinds, list[int]](), dict[int, str | None]()
         for number, (_, _, kinds) in enumerate(batch):
             groups.setdefault(kinds, []).append(number)
         for kinds, numbers in groups.items():
-            for number, is_kept, text in self._answers(file, kinds, batch, numbers):
+            for number, is_kept, text in self._run_query(file, kinds, batch, numbers):
                 texts[number] = (text or "") if is_kept else None
             for name, kind in zip(self._used.values(), kinds, strict=True):
                 self._found.get(name, set()).add(kind)
         kept = [number for number in range(len(batch)) if texts[number] is not None]
         self._register("__kept", self._used.values(), batch, kept)
-        self._keep(dict.fromkeys(self._found, "VARCHAR"), "__kept", len(batch))
+        self._keep_columns(dict.fromkeys(self._found, "VARCHAR"), "__kept", len(batch))
         yield from ((line, texts[number]) for number, (line, *_) in enumerate(batch))
 
-    def _answers(
+    def _run_query(
         self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
     ) -> list[tuple[int, bool, str | None]]:
         """Return number, whether it is kept, and text of rows of these types.
@@ -447,12 +453,12 @@ class SqlReader:
         self._line = batch[numbers[0]][0]
         self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
         try:
-            return self._all(self._prepared(file, kinds))
+            return self._execute(self._query_for(file, kinds))
         except duckdb.Error:
             if len(numbers) == 1:
                 raise
             halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-            return [each for half in halves for each in self._answers(file, kinds, batch, half)]
+            return [each for half in halves for each in self._run_query(file, kinds, batch, half)]
 
     def _register(
         self, name: str, columns: Iterable[str], batch: list[Row], numbers: list[int]
@@ -463,7 +469,7 @@ class SqlReader:
             arrays[column] = np.array([batch[number][1][slot] for number in numbers], dtype=object)
         self._connection.register(name, arrays)
 
-    def _prepared(self, file: SourceFile, kinds: Kinds) -> str:
+    def _query_for(self, file: SourceFile, kinds: Kinds) -> str:
         """Return the query for rows whose values have these types.
 
         A column without one is not there.
@@ -506,7 +512,7 @@ class SqlReader:
             f"SELECT __row, {kept} AS __kept, "  # noqa: S608 - their SQL
             f"CASE WHEN __kept THEN {select} END FROM {self._rows}"
         )
-        kind = self._all(f"DESCRIBE {query}")[2][1]
+        kind = self._execute(f"DESCRIBE {query}")[2][1]
         if kind not in ("VARCHAR", '"NULL"'):
             raise file.error(
                 f"`sql` gives {kind}, not text.",
@@ -514,7 +520,7 @@ class SqlReader:
             )
         return query
 
-    def _mended(self, key: str) -> str:
+    def _repaired(self, key: str) -> str:
         """Return the line of the config that is valid, if casts of its columns make it so."""
         sql, names = getattr(self._request, key), list(map(re.escape, self._used))
         casts = ("", f"::{self._number}", "::VARCHAR")
@@ -523,13 +529,13 @@ class SqlReader:
             mended = re.sub(column, rf"\g<0>{cast}", sql, flags=re.IGNORECASE)
             with contextlib.suppress(duckdb.Error):
                 query = f"DESCRIBE SELECT (\n{mended}\n) FROM {self._rows}"  # noqa: S608 - their SQL
-                given = self._all(query)[0][1]
+                given = self._execute(query)[0][1]
                 if key == "sql" and given != "VARCHAR":
                     mended = _as_text(given, f"({mended})")
                 return f"Write {yaml_line(key, mended)}" if cast else ""
         return ""
 
-    def _keep(self, kinds: dict[str, str], rows: str, count: int) -> None:
+    def _keep_columns(self, kinds: dict[str, str], rows: str, count: int) -> None:
         """Keep the columns that are carried along of these rows.
 
         In one type, whatever those of the sources are.
@@ -544,14 +550,16 @@ class SqlReader:
                 goal = "BIGINT" if is_whole else "VARCHAR"
                 if kept != goal:
                     old = column if is_whole else _as_text(kept, column)
-                    self._all(f"ALTER TABLE scratch.rows ALTER {column} TYPE {goal} USING {old}")
+                    self._execute(
+                        f"ALTER TABLE scratch.rows ALTER {column} TYPE {goal} USING {old}"
+                    )
                     self._kept[name] = goal
                 value = column if is_whole else _as_text(kind, column)
             cells.append(f"CAST({value} AS {self._kept[name]}) AS {column}")
         if self._found or self._request.where is not None:
             select = f"SELECT {', '.join(cells)} FROM {rows}"  # noqa: S608 - quoted
-            self._all(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
-            self._all(f"INSERT INTO scratch.rows {select}")
+            self._execute(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
+            self._execute(f"INSERT INTO scratch.rows {select}")
 
     def write_rows(self, path: Path) -> None:
         """Write what is known of each row.
@@ -569,7 +577,7 @@ class SqlReader:
         if self._request.where is not None:
             names.insert(1, "source_row")
         rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
-        self._all(
+        self._execute(
             f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, "
             f"ROW_GROUP_SIZE 20480)"
         )
@@ -587,7 +595,7 @@ def _is_disk_fault(error: BaseException) -> bool:
     return re.search("No space left|Disk quota exceeded|Input/output error", str(error)) is not None
 
 
-def _in_words(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
+def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
     """Return the message for an error that is not a bug of chunkvisor."""
     if isinstance(error, Halt):
         return error
@@ -627,7 +635,7 @@ def main(arguments: list[str]) -> int:
         assert request is not None
         stage(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        halt = _in_words(error, request, folder)
+        halt = _as_halt(error, request, folder)
         # On a full disk there is no room for either: the exit code has to do.
         with contextlib.suppress(OSError):
             traceback.print_exc()

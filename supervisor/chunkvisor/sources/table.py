@@ -37,7 +37,7 @@ from chunkvisor_worker.contract.frozen import frozen
 
 Numbers = npt.NDArray[np.int64]
 
-_EACH = 4096  # texts that are held at a time
+_TEXTS_AT_ONCE = 4096  # texts that are held at a time
 _ROWS_AT_ONCE = 1 << 20
 _BATCH_ROWS = 200_000
 _BATCH_BYTES = 32 << 20
@@ -119,7 +119,7 @@ class Spool:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
-    def add(self, text: bytes) -> None:
+    def append(self, text: bytes) -> None:
         """Append the text of the next row, in UTF-8. Raises OSError."""
         self.rows += 1
         self._pending.append(text)
@@ -154,7 +154,7 @@ class Spool:
         self._pending = []
         self._pending_bytes = 0
 
-    def finish(self) -> int:
+    def write_files(self) -> int:
         """Write all files of the table but its record, and return the number of distinct texts.
 
         Raises OSError.
@@ -282,9 +282,9 @@ class StagedTable(TableRecord):
 
     def texts(self, start: int, stop: int) -> list[str]:
         """Read the distinct texts start..stop, by number."""
-        return self.texts_of(self._numbers(start, stop))
+        return self.texts_at(self._numbers(start, stop))
 
-    def texts_of(self, numbers: Numbers) -> list[str]:
+    def texts_at(self, numbers: Numbers) -> list[str]:
         """Read the distinct texts of these numbers, which rise; each file is opened once."""
         paths = TableFiles(self.folder)
         found = list[str]()
@@ -304,38 +304,38 @@ class StagedTable(TableRecord):
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
         """Yield the distinct texts start..stop without all of them in memory."""
-        for first in range(start, stop, _EACH):
-            yield from self.texts(first, min(first + _EACH, stop))
+        for first in range(start, stop, _TEXTS_AT_ONCE):
+            yield from self.texts(first, min(first + _TEXTS_AT_ONCE, stop))
 
     def row_text(self, start: int, stop: int) -> Numbers:
         """Read the numbers of the texts of rows start..stop, -1 for one that is not encoded.
 
         Shape (stop - start,).
         """
-        texts = self.texts_of_rows(np.arange(start, stop))
+        texts = self.row_text_at(np.arange(start, stop))
         if self.reuse is None:
             return texts
         return np.maximum(~self.reuse.where_of(texts), -1)
 
-    def texts_of_rows(self, rows: Numbers) -> Numbers:
+    def row_text_at(self, rows: Numbers) -> Numbers:
         """Read the same of any rows, in their order."""
         return _pick(TableFiles(self.folder).row_text, rows)
 
     def first_row(self, start: int, stop: int) -> Numbers:
         """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
-        return self.first_rows_of(self._numbers(start, stop))
+        return self.first_row_at(self._numbers(start, stop))
 
-    def first_rows_of(self, texts: Numbers) -> Numbers:
+    def first_row_at(self, texts: Numbers) -> Numbers:
         """Read the same of any texts, in their order."""
         return _pick(TableFiles(self.folder).first_row, texts)
 
-    def taken_over(self, reuse: Reuse, most: int) -> list[str]:
+    def reused_texts(self, reuse: Reuse, most: int) -> list[str]:
         """Read those of the output's first `most` texts whose vectors are taken over.
 
         The shortest come first.
         """
         where = reuse.where_of(np.arange(min(most, reuse.texts)))
-        texts = self.texts_of(np.flatnonzero(where >= 0).astype(np.int64))
+        texts = self.texts_at(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:
@@ -373,11 +373,11 @@ def _pick(path: Path, numbers: Numbers) -> Numbers:
         raise DamagedError(f"{path}: {error}") from error
 
 
-def peek(folder: Path, row: int, most_chars: int) -> str | None:
+def text_start(folder: Path, row: int, most_chars: int) -> str | None:
     """Return the start of a row's text; None if the table is gone or is not what it was."""
     try:
         table = StagedTable.open(folder)
-        return table.texts_of(table.row_text(row, row + 1))[0][:most_chars]
+        return table.texts_at(table.row_text(row, row + 1))[0][:most_chars]
     except (DamagedError, OSError):
         return None
 
@@ -395,7 +395,7 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
     return counts
 
 
-def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
+def shared_texts(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield first rows, here and there, of the texts that both indexes have, some at a time.
 
     Raises OSError.

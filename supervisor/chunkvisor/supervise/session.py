@@ -26,7 +26,7 @@ from chunkvisor.events.event import (
 from chunkvisor.events.journal import Journal
 from chunkvisor.messages import Troubles
 from chunkvisor.show.lines import Observer, Observers
-from chunkvisor.show.outside import is_textfile, observers_of_run, open_invocation, sender_to
+from chunkvisor.show.outside import is_metrics_file, observers_of_run, open_invocation, sender_to
 from chunkvisor.store.disk import check_target, memory_halt, refusal
 from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
 from chunkvisor.supervise.resources import Request, RunResources
@@ -129,7 +129,7 @@ def require_extras(config: Config) -> None:
                 "Name a file in the folder that node_exporter reads "
                 "(--collector.textfile.directory).",
             )
-        check_target(textfile, "metrics.textfile", is_textfile)
+        check_target(textfile, "metrics.textfile", is_metrics_file)
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
     for name, output in config.outputs.items():
         if output.format is FinalFormat.PARQUET:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.sources.resolve import IngestRequest, fetch, remote_state, resolve, signature
+from chunkvisor.sources.resolve import IngestRequest, download, remote_state, resolve, signature
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from ingest_files import RowsOf, Stage, write_texts
@@ -220,7 +220,7 @@ def test_changed_while_it_is_read(
         staged(tmp_path / "t", "x://b/a.csv")
     assert raised.value.code == 75
     with pytest.raises(Halt, match=r"has \d+ bytes, of which \d+ came"):
-        fetch("x://b/a.csv", tmp_path / "short")
+        download("x://b/a.csv", tmp_path / "short")
 
 
 @pytest.mark.parametrize(

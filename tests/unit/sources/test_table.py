@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor.sources import table as tables
-from chunkvisor.sources.table import Spool, StagedTable, TableFiles, matches, peek, rows_of
+from chunkvisor.sources.table import (
+    Spool,
+    StagedTable,
+    TableFiles,
+    rows_of,
+    shared_texts,
+    text_start,
+)
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan
@@ -32,8 +39,8 @@ def spooled(folder: Path, texts: list[bytes]) -> tuple[int, TableFiles]:
     folder.mkdir()
     spool = Spool(TableFiles(folder), folder)
     for text in texts:
-        spool.add(text)
-    return spool.finish(), TableFiles(folder)
+        spool.append(text)
+    return spool.write_files(), TableFiles(folder)
 
 
 @settings(deadline=None, max_examples=40)
@@ -58,7 +65,7 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
             texts.index(text) for text in numbers
         ]
         assert [data[start:stop] for start, stop in itertools.pairwise(offsets)] == list(numbers)
-        found = list(matches(files.index, spooled(Path(name, "there"), others)[1].index))
+        found = list(shared_texts(files.index, spooled(Path(name, "there"), others)[1].index))
     pairs = [
         pair for here, there in found for pair in zip(here.tolist(), there.tolist(), strict=True)
     ]
@@ -124,20 +131,20 @@ def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (table.rows, table.distinct, table.empty) == (6, 4, 1)
     assert table.texts(1, 3) == ["a", "é"]
     assert table.texts(4, 4) == []
-    assert table.texts_of(np.array([0, 2, 3])) == ["b", "é", ""]
+    assert table.texts_at(np.array([0, 2, 3])) == ["b", "é", ""]
     assert table.row_text(1, 6).tolist() == [1, 0, 2, 3, 1]
     assert table.first_row(0, 4).tolist() == [0, 1, 3, 4]
-    assert table.first_rows_of(np.array([3, 0, 3])).tolist() == [4, 0, 4]
+    assert table.first_row_at(np.array([3, 0, 3])).tolist() == [4, 0, 4]
     for outside in ([4], [-1]):
         with pytest.raises(DamagedError):
-            table.first_rows_of(np.array(outside))
+            table.first_row_at(np.array(outside))
     with pytest.raises(DamagedError):
         table.texts(0, 5)
-    monkeypatch.setattr(tables, "_EACH", 2)
+    monkeypatch.setattr(tables, "_TEXTS_AT_ONCE", 2)
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 2)
     assert list(table.each_text(1, 4)) == table.texts(1, 4)
     assert (rows_of(table, [1, 0, 3]), rows_of(table, [])) == ({0: 2, 1: 2, 3: 1}, {})
-    assert [peek(table.folder, row, 1) for row in (0, 3, 4, 6)] == ["b", "é", "", None]
+    assert [text_start(table.folder, row, 1) for row in (0, 3, 4, 6)] == ["b", "é", "", None]
     (table.folder / "texts.bin").write_bytes(b"")
     with pytest.raises(DamagedError):
         table.texts(0, 1)
