@@ -23,7 +23,7 @@ _LOADED_LATE = (
         "chunkvisor.config.load",
     ),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile"),
-    *("chunkvisor.show.lines", "chunkvisor.show.outside", "chunkvisor.show.outside"),
+    *("chunkvisor.show.lines", "chunkvisor.show.invocation", "chunkvisor.show.notices"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.handles", "chunkvisor.sources.stage"),

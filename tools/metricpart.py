@@ -1,6 +1,6 @@
 """The list in docs/reference/machine-readable.md, from what a run writes for Prometheus."""
 
-from chunkvisor.show.outside import METRICS
+from chunkvisor.show.metrics import METRICS
 from md import code, listing
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from chunkvisor.show.outside import KEPT, open_invocation
+from chunkvisor.show.invocation import KEPT, open_invocation
 from chunkvisor.store.layout import InvocationFiles, Layout
 from scripted_workplace import ScriptedWorkplace
 

@@ -14,8 +14,8 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Halted
 from chunkvisor.events.state import RunState
-from chunkvisor.show import outside
-from chunkvisor.show.outside import Notices
+from chunkvisor.show import notices as notices_module
+from chunkvisor.show.notices import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
@@ -124,7 +124,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """A server on this machine, for which there is all the time that a busy one may need."""
-    monkeypatch.setattr(outside, "END_S", 60.0)
+    monkeypatch.setattr(notices_module, "END_S", 60.0)
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -183,8 +183,8 @@ def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             told.append(title.split(": ")[1])
             return title.count("74") == 0 or go_on.wait()
 
-    monkeypatch.setattr(outside, "sender_to", lambda _: (Sender(), []))
-    monkeypatch.setattr(outside, "END_S", 0.1)
+    monkeypatch.setattr(notices_module, "sender_to", lambda _: (Sender(), []))
+    monkeypatch.setattr(notices_module, "END_S", 0.1)
     notices = Notices(["x"], Layout(tmp_path), InvocationFiles(tmp_path))
     for code in (3, 130, 74, 143):
         notices.event(Halted(code, "x"), RunState())

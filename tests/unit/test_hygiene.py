@@ -125,7 +125,7 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
     """What a run imports before its model begins to load has neither numpy nor what works on its
     outputs.
     """
-    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.outside")
+    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.invocation")
     program = (
         f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
     )

@@ -16,7 +16,8 @@ from pathlib import Path
 from chunkvisor import child
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, halt_of
-from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
+from chunkvisor.sources.remote import is_remote
+from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished

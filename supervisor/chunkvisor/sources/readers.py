@@ -346,6 +346,19 @@ def read_objects(
         yield number, item
 
 
+def utf8_of(file: SourceFile, place: int, text: str) -> bytes:
+    """Encode a text. Raises Halt (78) for half a character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise file.error(
+            f"the text has a lone surrogate, {error.object[error.start]!r}, at character "
+            f"{error.start + 1}.",
+            place,
+            "It is half of a character, such as an emoji cut in two. Correct it in the source.",
+        ) from error
+
+
 def quoted(name: str) -> str:
     """Return the name as SQL has it."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,18 +1,17 @@
-"""Finds the source files of a request, fetches remote ones, and notices changes."""
+"""Finds the source files of a request, and notices changes."""
 
 import glob
 import re
 import shlex
-import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.sources.remote import expand_address, is_remote, remote_state
 from chunkvisor.store.records import state_of
-from chunkvisor_worker.contract.exits import DISK_ERRNOS
 from chunkvisor_worker.contract.frozen import frozen
 
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
@@ -128,7 +127,7 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
     for source in sources:
         names = [source]
         if is_remote(source):
-            names = _expand(source)
+            names = expand_address(source)
         elif glob.has_magic(source) and not Path(source).exists():
             matching = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
             names = sorted(name for name in matching if not Path(name).is_dir())
@@ -191,126 +190,3 @@ def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
         file.place: remote_state(file.place) if file.is_elsewhere else _stat(file.path)[1:]
         for file in files
     }
-
-
-# Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
-
-_BLOCK_BYTES = 16 << 20
-# What changes with the content, by the names that fsspec's file systems have for it; the first one
-# counts.
-_TAGS = (
-    "ETag",
-    "etag",
-    "blob_id",
-    "md5Hash",
-    "content_md5",
-    "checksum",
-    "sha256",
-    "mtime",
-    "LastModified",
-    "created",
-)
-
-Answer = TypeVar("Answer")
-
-
-def is_remote(source: str) -> bool:
-    """Return whether it is an address, such as s3://bucket/key."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) is not None
-
-
-def _expand(source: str) -> list[str]:
-    if not re.search(r"[*\[]", source):  # a question mark begins the query of an http address
-        return [source]
-    files = _file_system(source)
-    found = _ask_server(source, lambda: files.glob(files._strip_protocol(source), detail=True))
-    names = sorted(name for name, info in found.items() if info.get("type") != "directory")
-    return [str(files.unstrip_protocol(name)) for name in names]
-
-
-def remote_state(address: str) -> list[str | int]:
-    """Return [size_bytes, tag], the same as long as the content is. Raises Halt as `resolve`."""
-    files = _file_system(address)
-    info = _ask_server(address, lambda: files.info(files._strip_protocol(address)))
-    if info.get("type") == "directory":
-        raise config_error(
-            f"{address} is a folder, not a file.", f"Name its files, e.g. {address}/*.csv"
-        )
-    return [
-        int(info.get("size") or 0),
-        next((str(info[key]) for key in _TAGS if info.get(key)), ""),
-    ]
-
-
-def download(address: str, target: Path) -> None:
-    """Write the content to a file.
-
-    Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for
-    the disk.
-    """
-    files, (size_bytes, _) = _file_system(address), remote_state(address)
-
-    def copy() -> int:
-        name = files._strip_protocol(address)
-        with files.open(name, "rb", block_size=_BLOCK_BYTES) as source, open(target, "wb") as file:
-            shutil.copyfileobj(source, file, _BLOCK_BYTES)
-            return file.tell()
-
-    came = _ask_server(address, copy)
-    if size_bytes not in (0, came):
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"{address} has {size_bytes:,} bytes, of which {came:,} came.",
-            "Run again when nothing writes to it.",
-        )
-
-
-def _file_system(address: str) -> Any:
-    try:
-        import fsspec  # late: an optional dependency
-
-        return fsspec.filesystem(
-            address.split(":")[0], skip_instance_cache=True, use_listings_cache=False
-        )
-    except (ImportError, ValueError) as error:
-        raise config_error(
-            f"{address}: what reads it is not installed",
-            "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to "
-            "this machine.",
-            why=str(error),
-        ) from error
-
-
-def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action gives; the libraries try again.
-
-    Raises Halt (75, 78), OSError of a disk.
-    """
-    try:
-        return action()
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
-            raise
-        cause = error.__cause__ or error
-        # An address that the server sent us on to may be signed, and messages are kept.
-        why = re.sub(
-            r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}"
-        )
-        why = why.split("\n", 1)[0][:500]
-        stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
-        # botocore has errors for credentials that are missing, and is not imported here.
-        if isinstance(error, stays) or re.search(
-            "Credential|ProfileNotFound", type(error).__name__
-        ):
-            raise config_error(
-                f"{address} cannot be read.",
-                "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's "
-                "environment.",
-                why=why,
-            ) from error
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"{address} cannot be reached.",
-            "Run again; finished work is kept.",
-            why=why,
-        ) from error

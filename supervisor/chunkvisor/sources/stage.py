@@ -1,73 +1,40 @@
 """The child: reads the sources of one request and writes the staged table. It alone imports DuckDB.
 
 It ends with its parent; the record (`table.json`) is written last, when the table is whole and on
-disk. DuckDB reads parquet, and every source of a request with `sql`, `where` or `columns`; SQL sees
-one row at a time: what looks at other rows or at the clock is refused.
+disk.
 """
 
 import contextlib
 import ctypes
 import errno
-import glob
-import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import traceback
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import duckdb
-import numpy as np
 
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources import readers
-from chunkvisor.sources.readers import quoted
+from chunkvisor.sources.remote import download
 from chunkvisor.sources.resolve import (
     IngestRequest,
     SourceFile,
     SourceFormat,
-    download,
     resolve,
     signature,
-    yaml_line,
 )
+from chunkvisor.sources.sql import SqlReader, is_disk_fault
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import disk_halt, refusal
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
-
-# for Python and one batch of rows; and for a thread, which holds row groups of parquet
-_SHARE_BYTES = 256 << 20
-_BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
-_BEYOND_ONE_ROW = {"window", "subquery", "unnest", "star", "positional_reference"}
-# SQL calls these functions without brackets; to the parser they are columns.
-_CLOCK = frozenset(
-    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
-)
-_TYPES = {
-    type(None): '"NULL"',
-    str: "VARCHAR",
-    bool: "BOOLEAN",
-    readers.Integer: "BIGINT",
-    readers.Number: "DOUBLE",
-    list: "JSON",
-    dict: "JSON",
-}
-_WHOLE = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
-_NESTED = re.compile(r"\]$|^(STRUCT|MAP|UNION|BLOB)")
-# The types of what a row has in the columns that are used.
-Kinds: TypeAlias = tuple[str, ...]
-# Of a text format: its line, its text and the cells that are used, and their types.
-Row: TypeAlias = tuple[int, list[str | None], Kinds]
-# What sees numbers as their source writes them.
-_TEXT_OPERATIONS = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
@@ -125,7 +92,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
 
 
 def _utf8_texts(
-    database: "SqlReader | None", file: SourceFile, request: IngestRequest, limit: int | None
+    database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int | None
 ) -> Iterator[bytes | None]:
     """Yield UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
 
@@ -142,7 +109,7 @@ def _utf8_texts(
         if text is None:
             yield None
             continue
-        data = _utf8(file, place, text)
+        data = readers.utf8_of(file, place, text)
         if len(data) > readers.MAX_TEXT_BYTES:
             most = f"{readers.MAX_TEXT_BYTES:,}"
             raise file.error(
@@ -152,447 +119,6 @@ def _utf8_texts(
                 "Correct or shorten it in the source, or use sql: left(column, 100000).",
             )
         yield data
-
-
-def _utf8(file: SourceFile, place: int, text: str) -> bytes:
-    """Encode a text. Raises Halt (78) for half a character."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise file.error(
-            f"the text has a lone surrogate, {error.object[error.start]!r}, at character "
-            f"{error.start + 1}.",
-            place,
-            "It is half of a character, such as an emoji cut in two. Correct it in the source.",
-        ) from error
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _as_text(kind: str, sql: str) -> str:
-    """Return what makes text of an expression of that type."""
-    if kind == "BLOB":
-        return f"decode({sql})"
-    if kind == "JSON":
-        return f"({sql}->>'$')"
-    if kind == "VARCHAR[]":
-        return f"array_to_string({sql}, chr(10))"
-    if _NESTED.search(kind):
-        return f"to_json({sql})::VARCHAR"
-    return f"{sql}::VARCHAR"
-
-
-def _takes_text(node: dict[str, Any]) -> bool:
-    """Return whether this part of an expression takes text.
-
-    It joins it, casts to it, or compares it with a string.
-    """
-    # DuckDB before 2.0 has other names in its trees.
-    target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
-    if {node.get("function_name"), target.upper()} & _TEXT_OPERATIONS:
-        return True
-    sides = [node.get("left"), node.get("right"), *node.get("children", [])]
-    constants = json.dumps([each for each in sides if each and each["class"] == "CONSTANT"])
-    is_equality = re.match("COMPARE_(EQUAL|NOT|IN)", node.get("type", ""))
-    return is_equality is not None and re.search('": "(STRING|VARCHAR)"', constants) is not None
-
-
-def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each column that a parsed expression names, and whether it is taken as text there."""
-    if isinstance(node, dict):
-        if node.get("class") == "COLUMN_REF":
-            yield node["column_names"][0], as_text
-        if "class" in node:
-            as_text = _takes_text(node)
-        node = list(node.values())
-    for each in node if isinstance(node, list) else ():
-        yield from _column_uses(each, as_text)
-
-
-class SqlReader:
-    """Reads the files of a request in their order, and collects carried columns.
-
-    A row of a text format is computed with the types of its own values, so that no other row has a
-    say in its text.
-    """
-
-    def __init__(self, request: IngestRequest, scratch: Path) -> None:
-        """Connect to a database that spills to `scratch`.
-
-        Raises Halt (78) for SQL that is not of one row.
-        """
-        self._request, self._rows_before = request, 0
-        # Columns that are used, by their folded names, and those of which `sql` or `where` takes
-        # more than the text.
-        self._used, self._typed = dict[str, str](), set[str]()
-        # Columns of the present file; of the rows that were last tried, the first line, and SQL.
-        self._columns, self._line, self._rows = dict[str, str](), 0, ""
-        self._queries = dict[Kinds, str]()
-        self._number = "DOUBLE"  # what a column is to be where a number is needed
-        # Columns that are carried along: the types of their values, and the one in which they are
-        # kept.
-        self._found = {name: set[str]() for name in request.columns}
-        self._kept = dict[str, str]()
-        self._names, self._compose = readers.composer(request)
-        limit_bytes = max(
-            request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2
-        )
-        self._connection = duckdb.connect(
-            config={
-                "memory_limit": f"{limit_bytes >> 10}KiB",
-                "temp_directory": str(scratch),
-                "threads": max(
-                    1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _SHARE_BYTES)
-                ),
-                "preserve_insertion_order": True,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                # SQL must not reach the variables of this program by their names.
-                "python_enable_replacements": False,
-            }
-        )
-        self._execute("SET GLOBAL TimeZone = 'UTC'")
-        self._execute(f"ATTACH {_literal(str(scratch / 'rows.duckdb'))} AS scratch")
-        for key, sql in (("sql", request.sql), ("where", request.where)):
-            if sql is not None:
-                self._check_expression(key, sql)
-        for name in request.columns:
-            self._used[name.casefold()] = name
-
-    def _execute(self, sql: str, *values: str) -> list[Any]:
-        return self._connection.execute(sql, values or None).fetchall()
-
-    def _check_expression(self, key: str, sql: str) -> None:
-        """Refuse what is not one expression over one row. Raises Halt (78)."""
-        ((tree,),) = self._execute("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
-        parsed = json.loads(tree)
-        if parsed["error"]:
-            raise config_error(
-                f"`{key}` cannot be parsed: {parsed['error_message']}",
-                "Correct it; it is in DuckDB's dialect.",
-                why=f"It is: {sql}",
-            )
-        node = parsed["statements"][0]["node"]
-        single = len(parsed["statements"]) == len(node.get("select_list", ())) == 1
-        if not single or node["from_table"]["type"] != "EMPTY":
-            raise config_error(
-                f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
-            )
-        # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all
-        # the same.
-        unstable = self._execute(
-            "SELECT lower(function_name) FROM duckdb_functions() "
-            "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
-        )
-        # Inside a string of the tree, quotes are escaped: this pattern matches its own names alone.
-        called = {
-            each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
-        }
-        others = called & {*_BEYOND_ONE_ROW, *(name for (name,) in unstable)}
-        for name, as_text in _column_uses(node):
-            self._used[name.casefold()] = name
-            if not as_text:
-                self._typed.add(name.casefold())
-            others |= _CLOCK & {name.casefold()}
-        if others:
-            raise config_error(
-                f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}",
-                "Write the value itself, or compute it beforehand, in parquet.",
-                why="The same row could give another text when it is read again.",
-            )
-        if "%" in called:
-            self._number = "BIGINT"
-
-    def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
-        """Yield line (or row of parquet) and text of the first rows.
-
-        The text is None if `where` is not true.
-
-        Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
-        """
-        self._columns, self._line, self._rows = {}, 0, ""
-        try:
-            yield from (
-                self._parquet_rows if file.format is SourceFormat.PARQUET else self._text_rows
-            )(file, limit)
-        except RecursionError as error:
-            raise file.error("a value is nested too deeply.") from error
-        except duckdb.Error as error:
-            if isinstance(error, duckdb.OutOfMemoryException) or _is_disk_fault(error):
-                raise
-            request = self._request
-            asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(request, key)]
-            what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
-            # The other lines have DuckDB's functions, and advice about its settings.
-            reason = str(error).split("\n", 1)[0]
-            if self._line:
-                reason += f" (line {self._line})"
-            remedies = [readers.other_delimiter(file, name) for name in self._used]
-            if isinstance(error, duckdb.ConversionException):
-                remedies.append("Correct the value, or use TRY_CAST, which makes NULL of it.")
-            elif isinstance(error, duckdb.BinderException):
-                remedies += [
-                    self._repaired(key) for key in ("where", "sql") if getattr(request, key)
-                ]
-            columns = (
-                readers.columns_in_words(list(self._columns))
-                if asked
-                else "Write or copy the file again."
-            )
-            raise file.error(
-                f"{what}: {reason}", remedy=next(filter(None, remedies), columns)
-            ) from error
-
-    def _parquet_rows(
-        self, file: SourceFile, limit: int | None
-    ) -> Iterator[tuple[int, str | None]]:
-        if not file.path.stat().st_size:
-            raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
-        # DuckDB takes every name for a pattern, and parts of a path for columns.
-        name = _literal(glob.escape(str(file.path)))
-        data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
-        self._columns = {name: kind for name, kind, *_ in self._execute(f"DESCRIBE FROM {data}")}
-        self._check_columns(file)
-        ((rows,),) = self._execute(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
-        rows = rows if limit is None else min(rows, limit)
-        self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
-        cursor, expected = self._connection.execute(self._query(file, self._parquet_text(file))), 0
-        while fetched := cursor.fetchmany(4096):
-            for row, kept, text in fetched:
-                assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
-                yield row, (text or "") if kept else None
-                expected += 1
-        assert expected == rows, f"{file.path}: {expected} texts of {rows} rows"
-        for name, found in self._found.items():
-            found.add(self._columns[name])
-        where = f"(\n{self._request.where or 'true'}\n)::BOOLEAN"
-        self._keep_columns(self._columns, f"{self._rows} WHERE {where}", rows)
-
-    def _check_columns(self, file: SourceFile) -> None:
-        for name in (*self._names, *self._request.columns):
-            if name not in self._columns:
-                raise readers.missing_column(file, name, self._columns)
-
-    def _parquet_text(self, file: SourceFile) -> str:
-        """Return SQL for a column or a template of parquet. Raises Halt (78) for another type."""
-        pieces, request = list[str](), self._request
-        for literal, column in request.parts:
-            pieces.append(_literal(literal))
-            if column is not None:
-                kind = self._columns[column]
-                text = _as_text(kind, quoted(column))
-                is_other = request.column is not None and kind not in ("VARCHAR", '"NULL"')
-                if is_other or _NESTED.search(kind):
-                    raise file.error(
-                        f"column {column!r} holds {kind}, not text.",
-                        remedy=f"If it is meant, write {yaml_line('sql', text)}",
-                    )
-                pieces.append(f"coalesce({text}, '')")
-        return " || ".join(pieces)
-
-    def _text_rows(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
-        keys, batch, rows, chars = dict[str, str](), list[Row](), 0, 0
-        for line, item in readers.read_objects(file, self._request.skip_blank):
-            if not item.keys() <= self._columns.keys():
-                self._columns |= dict.fromkeys(item, "VARCHAR")
-                keys |= {name.casefold(): name for name in item}
-            if rows == limit:
-                # The rest is only searched for keys that the first rows happen to lack.
-                if self._used.keys() <= keys.keys():
-                    break
-                continue
-            values = [item.get(keys.get(name, name)) for name in self._used]
-            kinds = tuple(map(_kind_of, values))
-            text = self._compose(file, line, [item.get(name) for name in self._names])
-            cells = [text, *map(readers.cell_text, values)]
-            batch.append((line, cells, kinds))
-            rows += 1
-            chars += len(_utf8(file, line, "".join(filter(None, cells))))
-            if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
-                yield from self._compute(file, batch)
-                batch, chars = [], 0
-        yield from self._compute(file, batch)
-        if len(keys) < len(self._columns):
-            raise file.error(
-                "there are two columns whose names differ only in case, which SQL cannot tell "
-                "apart.",
-                remedy="Rename one of them.",
-            )
-        if rows:
-            self._check_columns(file)
-            self._line = 0
-            found = [
-                kind if name in keys else "" for name, kind in zip(self._used, kinds, strict=True)
-            ]
-            self._query_for(file, tuple(found))
-
-    def _compute(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
-        """Yield line and text of these rows, and keep their columns."""
-        groups, texts = dict[Kinds, list[int]](), dict[int, str | None]()
-        for number, (_, _, kinds) in enumerate(batch):
-            groups.setdefault(kinds, []).append(number)
-        for kinds, numbers in groups.items():
-            for number, is_kept, text in self._run_query(file, kinds, batch, numbers):
-                texts[number] = (text or "") if is_kept else None
-            for name, kind in zip(self._used.values(), kinds, strict=True):
-                self._found.get(name, set()).add(kind)
-        kept = [number for number in range(len(batch)) if texts[number] is not None]
-        self._register("__kept", self._used.values(), batch, kept)
-        self._keep_columns(dict.fromkeys(self._found, "VARCHAR"), "__kept", len(batch))
-        yield from ((line, texts[number]) for number, (line, *_) in enumerate(batch))
-
-    def _run_query(
-        self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
-    ) -> list[tuple[int, bool, str | None]]:
-        """Return number, whether it is kept, and text of rows of these types.
-
-        An error is of the row at `_line`.
-        """
-        self._line = batch[numbers[0]][0]
-        self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
-        try:
-            return self._execute(self._query_for(file, kinds))
-        except duckdb.Error:
-            if len(numbers) == 1:
-                raise
-            halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-            return [each for half in halves for each in self._run_query(file, kinds, batch, half)]
-
-    def _register(
-        self, name: str, columns: Iterable[str], batch: list[Row], numbers: list[int]
-    ) -> None:
-        """Give SQL these rows of the batch under that name."""
-        arrays = {"__row": np.array(numbers)}
-        for slot, column in enumerate(["__text", *columns]):
-            arrays[column] = np.array([batch[number][1][slot] for number in numbers], dtype=object)
-        self._connection.register(name, arrays)
-
-    def _query_for(self, file: SourceFile, kinds: Kinds) -> str:
-        """Return the query for rows whose values have these types.
-
-        A column without one is not there.
-
-        What is no text is text as well, as it is written, where the request takes nothing else of
-        it.
-        """
-        if kinds in self._queries:
-            return self._queries[kinds]
-        types = {name: kind for name, kind in zip(self._used, kinds, strict=True) if kind}
-        plain = [name for name, kind in types.items() if kind != "VARCHAR"]
-        written = {name: "VARCHAR" for name in plain if name not in self._typed}
-        refused: Exception | None = None
-        for changes in (written, {}, *(written | {name: "VARCHAR"} for name in plain)):
-            cells = ["*"]
-            for slot, name in enumerate(self._used):
-                if name in types:
-                    kind = changes.get(name, types[name])
-                    cells.append(f"CAST(__{slot} AS {kind}) AS {quoted(self._used[name])}")
-            self._rows = f"(SELECT {', '.join(cells)} FROM __batch)"  # noqa: S608 - quoted
-            try:
-                self._queries[kinds] = self._query(file, "__text")
-                return self._queries[kinds]
-            except (duckdb.BinderException, Halt) as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
-
-    def _query(self, file: SourceFile, text: str) -> str:
-        """Return SQL for row, whether it is kept, and text.
-
-        Raises Halt (78) if that is none, duckdb.Error.
-        """
-        request = self._request
-        kept = (
-            "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
-        )
-        select = text if request.sql is None else f"(\n{request.sql}\n)"
-        query = (
-            f"SELECT __row, {kept} AS __kept, "  # noqa: S608 - their SQL
-            f"CASE WHEN __kept THEN {select} END FROM {self._rows}"
-        )
-        kind = self._execute(f"DESCRIBE {query}")[2][1]
-        if kind not in ("VARCHAR", '"NULL"'):
-            raise file.error(
-                f"`sql` gives {kind}, not text.",
-                remedy=f"Write {yaml_line('sql', _as_text(kind, f'({request.sql})'))}",
-            )
-        return query
-
-    def _repaired(self, key: str) -> str:
-        """Return the line of the config that is valid, if casts of its columns make it so."""
-        sql, names = getattr(self._request, key), list(map(re.escape, self._used))
-        casts = ("", f"::{self._number}", "::VARCHAR")
-        for cast, name in itertools.product(casts, [*names, "|".join(names)]):
-            column = rf"""(?<![':])"?\b({name})\b"?(?!')"""
-            mended = re.sub(column, rf"\g<0>{cast}", sql, flags=re.IGNORECASE)
-            with contextlib.suppress(duckdb.Error):
-                query = f"DESCRIBE SELECT (\n{mended}\n) FROM {self._rows}"  # noqa: S608 - their SQL
-                given = self._execute(query)[0][1]
-                if key == "sql" and given != "VARCHAR":
-                    mended = _as_text(given, f"({mended})")
-                return f"Write {yaml_line(key, mended)}" if cast else ""
-        return ""
-
-    def _keep_columns(self, kinds: dict[str, str], rows: str, count: int) -> None:
-        """Keep the columns that are carried along of these rows.
-
-        In one type, whatever those of the sources are.
-        """
-        cells = [f"CAST(__row + {self._rows_before} AS BIGINT) AS source_row"]
-        self._rows_before += count
-        for name in self._found:
-            column, kind = quoted(name), kinds[name]
-            value, kept = column, self._kept.setdefault(name, kind)
-            if kept != kind:
-                is_whole = {kept, kind} <= _WHOLE
-                goal = "BIGINT" if is_whole else "VARCHAR"
-                if kept != goal:
-                    old = column if is_whole else _as_text(kept, column)
-                    self._execute(
-                        f"ALTER TABLE scratch.rows ALTER {column} TYPE {goal} USING {old}"
-                    )
-                    self._kept[name] = goal
-                value = column if is_whole else _as_text(kind, column)
-            cells.append(f"CAST({value} AS {self._kept[name]}) AS {column}")
-        if self._found or self._request.where is not None:
-            select = f"SELECT {', '.join(cells)} FROM {rows}"  # noqa: S608 - quoted
-            self._execute(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
-            self._execute(f"INSERT INTO scratch.rows {select}")
-
-    def write_rows(self, path: Path) -> None:
-        """Write what is known of each row.
-
-        Row, source_row if `where` leaves rows out, and the carried columns.
-        """
-        names = ["CAST(rowid AS BIGINT) AS row"]
-        for name, found in self._found.items():
-            kind, column = self._kept[name], quoted(name)
-            found.discard('"NULL"')
-            # Parquet has no integers of 128 bits.
-            if kind == "VARCHAR" and len(found) == 1 and "HUGEINT" not in found:
-                (kind,) = found
-            names.append(f"CAST({column} AS {kind}) AS {column}")
-        if self._request.where is not None:
-            names.insert(1, "source_row")
-        rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
-        self._execute(
-            f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, "
-            f"ROW_GROUP_SIZE 20480)"
-        )
-
-
-def _kind_of(value: Any) -> str:
-    """Return the type in SQL of a value of a text format."""
-    kind = _TYPES[type(value)]
-    is_long = kind == "BIGINT" and len(value) > 18 and abs(int(value[:40])) >> 63
-    return "HUGEINT" if is_long else kind
-
-
-def _is_disk_fault(error: BaseException) -> bool:
-    """Return whether DuckDB says that the disk is full or failing, which it does in words alone."""
-    return re.search("No space left|Disk quota exceeded|Input/output error", str(error)) is not None
 
 
 def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
@@ -609,7 +135,7 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
         )
     if isinstance(error, OSError):
         return refusal(error, folder)
-    if isinstance(error, duckdb.IOException) or _is_disk_fault(
+    if isinstance(error, duckdb.IOException) or is_disk_fault(
         error
     ):  # of DuckDB's own files in the scratch folder
         return disk_halt(OSError(errno.ENOSPC, str(error)), folder)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
+from chunkvisor.sources.remote import is_remote
+from chunkvisor.sources.resolve import SourceFormat, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.records import (
     DamagedError,

@@ -25,8 +25,10 @@ from chunkvisor.events.event import (
 )
 from chunkvisor.events.journal import Journal
 from chunkvisor.messages import Troubles
+from chunkvisor.show.invocation import observers_of_run, open_invocation
 from chunkvisor.show.lines import Observer, Observers
-from chunkvisor.show.outside import is_metrics_file, observers_of_run, open_invocation, sender_to
+from chunkvisor.show.metrics import is_metrics_file
+from chunkvisor.show.notices import sender_to
 from chunkvisor.store.disk import check_target, memory_halt, refusal
 from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
 from chunkvisor.supervise.resources import Request, RunResources

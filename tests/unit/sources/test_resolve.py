@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import Halt
-from chunkvisor.sources.resolve import IngestRequest, download, remote_state, resolve, signature
+from chunkvisor.sources.remote import download, remote_state
+from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from ingest_files import RowsOf, Stage, write_texts

@@ -1,0 +1,96 @@
+"""The folder of each invocation of `run`, and the observers of every run: log, report and more."""
+
+import contextlib
+import re
+import time
+
+from chunkvisor.config.model import Config
+from chunkvisor.errors import Halt
+from chunkvisor.show.lines import Console, Observer
+from chunkvisor.show.metrics import Metrics
+from chunkvisor.show.notices import Notices
+from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor_worker.contract.files import make_folder, remove_folder
+
+KEPT = 50
+"""Folders of invocations that stay; older ones are removed, except those that you have renamed."""
+MOST_BYTES = 48 << 20
+"""A run makes no report of a longer journal: the command `report` takes the time."""
+# a longer number is a date that the user has put in front
+_NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
+_OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
+
+
+def open_invocation(layout: Layout) -> InvocationFiles | None:
+    """Make the folder of the next invocation, with an empty log, and let `latest` point to it.
+
+    Remove old ones.
+
+    The caller holds the workdir's lock, hence no number is given twice. None if the disk refuses: a
+    run is worth more than what it leaves to read.
+    """
+    try:
+        make_folder(layout.runs, durable=False)
+        temporary = layout.latest.with_name(".latest.tmp")
+        temporary.unlink(missing_ok=True)  # of a run that was killed
+        names = [entry.name for entry in layout.runs.iterdir()]
+        number = 1 + max(
+            (int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0
+        )
+        files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
+        files.folder.mkdir()
+        files.log.touch()
+    except OSError:
+        return None
+    with contextlib.suppress(
+        OSError
+    ):  # if links cannot be made, or something else has the name, there is no link
+        temporary.symlink_to(files.name)
+        temporary.replace(layout.latest)
+    ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
+    for _, name in ours[: max(0, len(ours) - KEPT + 1)]:
+        remove_folder(layout.runs / name)
+    return files
+
+
+def observers_of_run(
+    config: Config, layout: Layout, files: InvocationFiles | None
+) -> list[Observer]:
+    """Return the observers of every run, to be guarded.
+
+    `files` is None if the disk did not allow such a folder.
+    """
+    made: list[Observer] = []
+    if files is not None:
+        with contextlib.suppress(OSError):
+            made.append(_Log(files))
+    if config.metrics.textfile is not None:
+        made.append(Metrics(config.metrics.textfile))
+    made.append(Reporter(layout))
+    if config.notify:  # after the report, to which a notice may lead
+        made.append(Notices([url.get_secret_value() for url in config.notify], layout, files))
+    return made
+
+
+class _Log(Console):
+    def __init__(self, files: InvocationFiles) -> None:
+        self._file = open(files.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+        super().__init__(self._file, last_words=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Reporter(Observer):
+    """Writes `report.html` when a run ends that had something to do."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def close(self) -> None:
+        """Write the report; a full disk costs nothing else, and a page of that name stays."""
+        from chunkvisor.show.report import write_report
+
+        with contextlib.suppress(OSError, Halt):
+            if self.state.worked and self._layout.events.stat().st_size <= MOST_BYTES:
+                write_report(self._layout.workdir, self._layout.report)

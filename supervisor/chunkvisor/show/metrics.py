@@ -1,0 +1,108 @@
+"""Metrics of a run, in a file that Prometheus' node_exporter reads."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chunkvisor.show.lines import Observer
+from chunkvisor.show.snapshot import Snapshot, snapshot_of
+from chunkvisor_worker.contract.files import write_atomic
+
+INTERVAL_S = 15.0
+"""Between two files of metrics."""
+Value = float | dict[str, float]
+
+
+def _by_output(name: str) -> Callable[[Snapshot], Value]:
+    return lambda now: {output: getattr(each, name) for output, each in now.outputs.items()}
+
+
+def _by_device(name: str) -> Callable[[Snapshot], Value]:
+    return lambda now: {
+        number: getattr(each, name) for number, each in now.state.device_times.items()
+    }
+
+
+METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
+    "exit_code": (
+        "Of the last run; -1 while it runs.",
+        lambda now: now.state.ending.code if now.state.ending else -1,
+    ),
+    "written_timestamp_seconds": (
+        "When this file was written, in seconds since the epoch.",
+        lambda _: time.time(),
+    ),
+    "rows{output}": ("Rows of the output.", _by_output("rows")),
+    "rows_done{output}": (
+        "Rows whose text is encoded; estimated until all are.",
+        _by_output("rows_done"),
+    ),
+    "chunks{output}": ("Chunks of the output.", _by_output("chunks")),
+    "chunks_done{output}": ("Chunks of the output that are committed.", _by_output("chunks_done")),
+    "quarantined_rows{output}": ("Rows without a vector.", _by_output("without")),
+    "rows_per_second": ("Rows a second, over the last chunks.", lambda now: now.rows_per_s or 0.0),
+    "eta_seconds": (
+        "Time until all outputs are complete; 0 if it is not known.",
+        lambda now: now.eta_s or 0.0,
+    ),
+    "texts_total{output}": (
+        "Distinct texts that this run has committed.",
+        _by_output("texts_here"),
+    ),
+    "tokens_total{output}": ("Their tokens, without padding.", _by_output("tokens_here")),
+    "attempts_total{outcome}": (
+        "Attempts of this run that have ended.",
+        lambda now: dict(now.state.attempts),
+    ),
+    "device_busy_seconds_total{device}": (
+        "Time that the device has computed.",
+        _by_device("busy_s"),
+    ),
+    "device_idle_seconds_total{device}": (
+        "Time between one worker and the next.",
+        _by_device("idle_s"),
+    ),
+}
+"""Meaning and value by name with its label; those whose name ends in `_total` are counters, the
+others gauges."""
+
+
+class Metrics(Observer):
+    """Keeps a file of metrics up to date, for node_exporter's textfile collector."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next_s = 0.0
+
+    def tick(self) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + INTERVAL_S
+            self.close()
+
+    def close(self) -> None:
+        now = snapshot_of(self.state, time.time())
+        lines = list[str]()
+        for head, (meaning, value_of) in METRICS.items():
+            name, _, label = head.rstrip("}").partition("{")
+            full = f"chunkvisor_{name}"
+            value = value_of(now)
+            lines += [
+                f"# HELP {full} {meaning}",
+                f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}",
+            ]
+            if not isinstance(value, dict):
+                lines.append(f"{full} {float(value)}")
+                continue
+            for key, number in value.items():
+                escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+                lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
+        with contextlib.suppress(
+            OSError
+        ):  # readable by others, unlike the state: node_exporter is another user
+            write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
+
+
+def is_metrics_file(head: bytes) -> bool:
+    """Whether a file that begins like this was written here."""
+    return head.startswith(b"# HELP chunkvisor_")
