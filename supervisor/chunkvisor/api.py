@@ -385,7 +385,7 @@ def _run(
         console = Console()
         console.in_words = in_words
         shown.append(console)
-    logger = Logger(told=listens or bool(shown), in_words=in_words)
+    logger = Logger(is_shown=listens or bool(shown), in_words=in_words)
     try:
         run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:

@@ -1,8 +1,9 @@
 """The events of a run: frozen dataclasses, whose fields are the keys of their lines in the journal.
 
-`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line. To add
-an event, write its class here, with `words` if people should read of it: attributes stand in
-braces, and `{chunks:chunk}` counts chunks. `stage` says what the run is at from then on.
+`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line.
+
+To add an event, write its class here. `words` is what people read of it, with fields in braces:
+`{chunks}` is `3`, `{chunks:chunk}` is `3 chunks`. `stage` is what the run is doing from then on.
 """
 
 import re
@@ -22,8 +23,7 @@ class Weight(IntEnum):
 
     NEWS = 0
     CARE = 1  # something went wrong, and the run handles it
-    # something is lost or left undone, at least by this run: it is shown even with --quiet
-    LOSS = 2
+    LOSS = 2  # something is lost, or left undone by this run; shown even with --quiet
 
 
 CARE = Weight.CARE
@@ -46,11 +46,11 @@ class Event:
     stage: ClassVar[str] = ""
 
     def __init_subclass__(cls, weight: Weight | None = None) -> None:
-        """Make a frozen dataclass of the class.
+        """Make the subclass a frozen dataclass, and register it unless its name ends in Event.
 
-        A name that ends in Event is for what several have in common.
+        Such a name is of a base class.
         """
-        # `dataclass` would compile comparison and repr for each class, at every start of a command.
+        # Without eq and repr, which would be compiled for each class at every start of a command.
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
         cls.weight = cls.weight if weight is None else weight
@@ -61,32 +61,29 @@ class Event:
         return type(other) is type(self) and vars(other) == vars(self)
 
     def details(self) -> dict[str, Any]:
-        """Return plain values by field, as they stand in the journal."""
+        """Return the values of the fields, as they stand in the journal."""
         return dict(vars(self))
 
     @property
     def line(self) -> str:
-        """What people read of it, on one line without control characters.
-
-        Empty if they need not know.
-        """
+        """What people read of it, on one line without control characters; often empty."""
         return plain(self._sentence)
 
     @property
     def _sentence(self) -> str:
-        values = (
-            (name, _Count(each) if type(each) is int else each) for name, each in vars(self).items()
-        )
-        return self.words.format_map(dict(values))
+        values = {
+            name: _Count(value) if type(value) is int else value
+            for name, value in vars(self).items()
+        }
+        return self.words.format_map(values)
 
 
 class _Count(int):
+    """An integer for which `{rows:row}` is `3 rows`."""
+
     def __format__(self, spec: str) -> str:
-        return (
-            counted(self, spec)
-            if len(spec) > 1 and spec[0].isalpha()
-            else int.__format__(self, spec)
-        )
+        is_noun = len(spec) > 1 and spec[0].isalpha()
+        return counted(self, spec) if is_noun else super().__format__(spec)
 
 
 Emit: TypeAlias = Callable[[Event], None]
@@ -94,17 +91,17 @@ Emit: TypeAlias = Callable[[Event], None]
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, with nothing in it that could steer a terminal."""
+    """Return the text on one line, without control characters, which could steer a terminal."""
     return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def event_of(name: object, details: object) -> Event | None:
-    """Make the event of its details; None if it is unknown or damaged."""
+    """Make an event from its name and details in a journal; None if it is unknown or damaged."""
     return from_plain(KINDS[name], details) if isinstance(name, str) and name in KINDS else None
 
 
 class Invoked(Event):
-    """The first event of a run, which holds the workdir from now on."""
+    """The first event of a run: it holds the workdir's lock."""
 
     workdir: str
     command: str = ""  # as it was typed, without secrets; empty for a call from Python
@@ -129,10 +126,13 @@ class RunStarted(Event):
 
 
 class WorkPlanned(Event):
-    """All sources are read, and the remaining work is known."""
+    """All sources are read, and the remaining work is known.
+
+    Counts are sums over all outputs that are not complete.
+    """
 
     stage = STARTING
-    rows: int  # of all outputs that are not complete
+    rows: int
     texts: int
     texts_left: int
     chunks: int
@@ -171,7 +171,7 @@ class Alarmed(Note, weight=LOSS):
 
 
 class Doing(Event):
-    """The run is at something that comes before its work, and may take a while."""
+    """The run prepares something that may take a while."""
 
     stage = "{doing}"
     doing: str
@@ -197,7 +197,7 @@ class Waiting(Event, weight=CARE):
 
 
 class LimitsLowered(Event, weight=CARE):
-    """A batch did not fit: from now on they are smaller."""
+    """A batch did not fit into memory: from now on batches are smaller."""
 
     rows: int
     tokens: int | None = None  # padded; None if tokens cannot be counted
@@ -232,7 +232,7 @@ class Halted(Event):
 
     @property
     def last_words(self) -> list[str]:
-        """The message, one part a line; nothing for an end without one."""
+        """The message in lines; none for an end without a message."""
         return lines_of_end(self.details())
 
 
@@ -257,7 +257,7 @@ class Staging(OutputEvent):
 
 
 class OutputOpened(OutputEvent):
-    """There is work to do for it."""
+    """The output is not complete; its source has been read."""
 
     words = (
         "{output}: {rows:row}, {distinct:distinct text}, {chunks:chunk} of up to {chunk_size:,}, "
@@ -281,7 +281,7 @@ class OutputAlreadyComplete(OutputEvent):
 
 
 class Assembling(OutputEvent):
-    """Its chunks are joined into the final file."""
+    """The output's chunks are being joined into the final file."""
 
     words = "{output}: joining {chunks:chunk} into the final file"
     stage = "joining the chunks of {output}"
@@ -296,12 +296,11 @@ class OutputComplete(OutputAlreadyComplete):
 
     @property
     def _sentence(self) -> str:
+        if not self.truncated:
+            return super()._sentence
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
-        cut = (
-            f"; {counted(self.truncated, 'row')} cut{at}, listed in "
-            f"{PurePath(self.path).stem}.truncated.jsonl"
-        )
-        return super()._sentence + cut * bool(self.truncated)
+        cut = f"{counted(self.truncated, 'row')} cut{at}"
+        return f"{super()._sentence}; {cut}, listed in {PurePath(self.path).stem}.truncated.jsonl"
 
 
 class ChunkEvent(OutputEvent):
@@ -351,30 +350,30 @@ class WorkerLeaving(AttemptEvent):
 
 
 class FailureEvent(AttemptEvent):
-    """An attempt without vectors."""
+    """An attempt ended without vectors."""
 
     outcome: str
     reason: str = ""
-    start: int = 0  # its texts, from `start` up to `stop`
+    start: int = 0  # its texts are those from `start` up to `stop`
     stop: int = 0
-    rule: str = ""  # that knows the fault
+    rule: str = ""  # the name of the rule that recognized the fault
     phase: str = ""
     log: str = ""
     then: str = ""  # what the run does about it; empty if the next event says so
-    rows: str = ""  # which rows it was at when it failed
+    rows: str = ""  # the rows that it was computing when it failed, such as `rows 10 to 19`
 
     @property
     def at(self) -> str:
-        """Which rows it was at."""
+        """The rows that it was computing, as the end of a sentence; empty if they are unknown."""
         return f"; it was computing {self.rows}" if self.rows else ""
 
 
 class AttemptFailed(FailureEvent, weight=CARE):
-    """At a whole chunk."""
+    """An attempt at a whole chunk failed."""
 
     @property
     def _sentence(self) -> str:
-        # 0 = no worker could be started
+        # Attempt 0: no worker could be started.
         which = f", attempt {self.attempt}" if self.attempt else ""
         then = f"; {self.then}" if self.then else ""
         return (
@@ -383,7 +382,7 @@ class AttemptFailed(FailureEvent, weight=CARE):
 
 
 class PartFailed(FailureEvent):
-    """At a part of a chunk that was taken apart."""
+    """An attempt at a part of a chunk failed, in the search for the texts that fail."""
 
 
 class AttemptInterrupted(FailureEvent):
@@ -412,23 +411,23 @@ class ChunkCommitted(ChunkEvent):
 
 
 class PartCommitted(ChunkEvent):
-    """Some texts of a chunk have their vectors.
+    """Some texts of a chunk have their vectors: those of one attempt.
 
-    One that was taken apart, or of which an attempt had finished some.
+    The chunk is searched for texts that fail, or an earlier attempt had finished the other texts.
     """
 
     start: int = 0
     stop: int = 0
-    texts: int = 0  # that it was for, of those from `start` up to `stop`
+    texts: int = 0  # at most stop - start: those from `start` up to `stop` that it was given
     tokens: int = 0
 
 
 class BatchesKept(ChunkEvent):
-    """What an attempt without a result had encoded is kept."""
+    """An attempt failed or was stopped, and the batches that it had finished are kept."""
 
     words = "{output} chunk {chunk}: kept {texts:text} that the attempt had finished"
     texts: int = 0
-    tokens: int = 0  # by its last beat, about
+    tokens: int = 0  # about: as of its last beat
 
 
 class ChunkSplit(ChunkEvent, weight=CARE):
@@ -441,19 +440,18 @@ class ChunkSplit(ChunkEvent, weight=CARE):
 
     @property
     def _sentence(self) -> str:
-        # A search may take some thirty steps: they are read from the view's one line, which follows
-        # it.
+        # A search may take thirty steps, which the live view shows in its one line.
         return "" if self.again else super()._sentence
 
 
 class Quarantined(OutputEvent, weight=LOSS):
     words = "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}"
     row: int  # the first that has the text
-    place: str = ""
+    place: str = ""  # file and line
     outcome: str = ""
     reason: str = ""
     chunk: int = 0
-    rows: int = 1  # that have the text
+    rows: int = 1  # how many have the text
 
 
 class ChunkSetAside(ChunkEvent, weight=LOSS):
@@ -476,7 +474,7 @@ class NodeLost(Event, weight=CARE):
 
 
 class NodeSetAside(NodeLost, weight=LOSS):
-    """A node cannot do the job."""
+    """A node of the cluster cannot do the job."""
 
     words = "node {node} is left out, {left:device} left: {why}"
 
@@ -494,13 +492,13 @@ class TemplateEvent(Event):
 
 
 class TemplateStarted(TemplateEvent):
-    """It begins to load the model."""
+    """A template process, from which workers are forked, begins to load the model."""
 
     stage = "loading the model, once for all workers"
 
 
 class TemplateReady(TemplateEvent):
-    """Workers can be forked from it."""
+    """The template process has loaded the model."""
 
     phase_s: dict[str, float] = field(default_factory=dict)
 

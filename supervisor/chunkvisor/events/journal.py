@@ -1,7 +1,7 @@
-"""The journal: what happened, one JSON object a line, in order.
+"""The journal: one line of JSON for each event, oldest first.
 
-Nothing is decided by it: if it is lost, torn or damaged, what happened is forgotten, and not a
-single row. Lines that cannot be read are passed over.
+It is for people and views. No run depends on it: if it is lost or damaged, no row is. Lines that
+cannot be read are skipped.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
 
-_LATEST_S = 1e11  # no time of ours: some thousand years from now
+_LATEST_S = 1e11  # in the year 5138; a later time is damage
 
 
 class Logged(NamedTuple):
@@ -28,24 +29,24 @@ class Logged(NamedTuple):
 
 
 class Journal:
-    """Appends events to a file, and knows what they add up to."""
+    """Appends events to the journal, and keeps the state that all of its events add up to."""
 
     def __init__(self, path: Path, run_id: str) -> None:
+        """Open or make the file, and read what is there. Raises OSError."""
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        for _ in tail.read_new():
-            pass
+        deque(tail.read_new(), maxlen=0)
         self.state = tail.state
-        # A line that a killed run left half-written must not swallow the first of ours.
+        # A killed run may have left half a line: ours must not continue it.
         if os.fstat(self._fd).st_size > tail.offset:
             os.write(self._fd, b"\n")
 
     def write(self, event: Event) -> None:
-        """Append one event; a full disk swallows it.
+        """Append one event, if the disk has room, and add it to the state.
 
-        It is one write(2) with O_APPEND, so that a reader never sees two events mixed. It is not
-        synced: no resume depends on it.
+        It is one write(2) with O_APPEND, so that readers never see two events mixed. It is not
+        synced, since no run depends on it.
         """
         t = round(time.time(), 3)
         line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
@@ -59,23 +60,25 @@ class Journal:
 
 
 class Tail:
-    """A journal as it grows, and what its events add up to."""
+    """Follows a journal that grows, and keeps the state that its events add up to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.state, self.offset = RunState(), 0
+        self.state = RunState()
+        self.offset = 0  # end of the last line that was read
 
     def read_new(self) -> Iterator[Logged]:
-        """Yield the events of the whole lines that have come, after the state has taken each in."""
+        """Yield the events of the lines that are new and whole; the state has each already."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size < self.offset:
-                self.offset = 0  # it is another journal
+                self.offset = 0  # another journal is in its place
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                if (logged := _decoded(line)) is not None:
+                logged = _decode(line)
+                if logged is not None:
                     self.state.apply(logged.event, logged.t)
                     yield logged
 
@@ -83,28 +86,26 @@ class Tail:
 def read_events(path: Path) -> Iterator[Logged]:
     """Yield all events that can be read, oldest first; none if there is no journal."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
-        yield from filter(None, map(_decoded, file))
+        yield from filter(None, map(_decode, file))
 
 
 def read_with_trials(workdir: Path, journal: Path) -> Iterator[Logged]:
-    """Yield the events of the workdir's trials (`run --max-rows`), then its own.
-
-    The largest trial comes last.
-    """
+    """Yield the events of the workdir's trials (`run --max-rows`), smallest first, then its own."""
     folders = workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")
     for folder in sorted(folders, key=lambda each: (len(each.name), each)):
         yield from read_events(folder / journal.relative_to(workdir))
     yield from read_events(journal)
 
 
-def _decoded(line: bytes) -> Logged | None:
-    """Return the event of a line; None if it cannot be read, or is of an unknown kind."""
+def _decode(line: bytes) -> Logged | None:
+    """Return the event of a line; None if the line is damaged or of an unknown event."""
     try:
         values = json.loads(line.decode())
-        t = values["t"]
+        t = float(values["t"])
         run = values.get("run", "")
         event = event_of(values["event"], values)
-        known = event is not None and isinstance(run, str) and 0 < float(t) < _LATEST_S
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return None
-    return Logged(float(t), run, event) if known and event is not None else None
+    if event is None or not isinstance(run, str) or not 0 < t < _LATEST_S:
+        return None
+    return Logged(t, run, event)

@@ -1,6 +1,6 @@
-"""What the events of a journal add up to.
+"""What the events of a journal add up to: the one value from which all views are made.
 
-The one value that all views are made from, through `show.snapshot`.
+`show.snapshot` turns it into words and rates.
 """
 
 from collections import Counter
@@ -13,12 +13,12 @@ from chunkvisor.events.event import STOPPING, Event, plain
 from chunkvisor_worker.contract.exits import Outcome
 
 _WINDOW = 48
-"""Commits over which the rates of a live run are taken: long enough to be calm, short enough to
+"""The rates of a live run are taken over this many commits: enough to be steady, few enough to
 follow a change."""
 
 
 class AttemptKey(NamedTuple):
-    """Which attempt."""
+    """Names an attempt."""
 
     output: str
     chunk: int
@@ -27,60 +27,61 @@ class AttemptKey(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """How far an output is."""
+    """How far an output is.
+
+    Its distinct texts are done (in committed chunks, or reused), saved (in chunks that are not
+    committed yet), under way (encoded by a worker that has not handed them over) or left.
+    """
 
     rows: int = 0
-    distinct: int = 0  # texts
+    distinct: int = 0
     chunks: int = 0
     chunks_done: int = 0
-    texts_done: int = 0  # in these chunks, or reused
-    texts_saved: int = 0  # of the chunks that are not done
-    texts_under_way: int = 0  # that workers have encoded just now: only in a snapshot
+    texts_done: int = 0
+    texts_saved: int = 0
+    texts_under_way: int = 0  # only in a snapshot; journals do not know it
     complete: bool = False
-    texts_here: int = 0  # encoded by this run and kept, like its tokens
-    tokens_here: int = 0
-    quarantined: int = 0  # texts, by this run
-    without: int = 0  # rows without a vector, found by this run or before it
+    texts_here: int = 0  # encoded by this run and kept
+    tokens_here: int = 0  # of these texts
+    quarantined: int = 0  # texts quarantined by this run
+    without: int = 0  # rows without a vector, found by this run or an earlier one
 
     @property
     def share(self) -> float:
-        """Of its texts that are encoded, from 0 to 1."""
+        """The share of its texts that are encoded, from 0 to 1."""
         done = self.texts_done + self.texts_saved + self.texts_under_way
         return 1.0 if self.complete else min(1.0, done / max(1, self.distinct))
 
     @property
     def rows_done(self) -> int:
-        """Rows whose text is encoded."""
+        """How many rows have a text that is encoded, if texts repeat evenly."""
         return int(self.rows * self.share)
 
     @property
     def estimated(self) -> bool:
-        """Whether `rows_done` is an estimate.
-
-        In how many rows the encoded texts are is not counted.
-        """
+        """Whether `rows_done` is an estimate, since texts repeat."""
         return self.distinct != self.rows and 0 < self.share < 1
 
 
 @dataclass(slots=True)
 class ActiveWorker:
-    """An attempt under way."""
+    """A worker that lives."""
 
     device: str
     pid: int
-    computing: bool = False  # it has its `go`; the others are prepared ahead
+    computing: bool = False  # it may use the device; others are prepared ahead
 
 
 @dataclass(slots=True)
 class DeviceTimes:
-    """Of one device, in one run; the attribute names are keys of `status --json`."""
+    """Sums over the workers of one device that have ended; keys of `status --json`."""
 
     texts: int = 0
     """Distinct texts encoded."""
     tokens: int = 0
-    """Without padding; 0 if unknown."""
+    """Tokens without padding; 0 if unknown."""
     padded_tokens: int = 0
-    """With it."""
+    """Tokens with padding."""
     busy_s: float = 0.0
     """Time in which workers had the device."""
     idle_s: float = 0.0
@@ -90,65 +91,65 @@ class DeviceTimes:
     others."""
 
     def add_worker(self, ended: events.WorkerEnded) -> None:
-        """Take in the end of a worker."""
+        """Add a worker that has ended."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
             setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
 
 
 @dataclass(slots=True)
 class RunState:
-    """What is known of a workdir after some events: of its last run, and in sums of all."""
+    """What some events say of a workdir: of its last run, and in sums of all.
 
-    # These stand until a run has begun to work, whatever is invoked before.
+    "Here" in a name means: by the last run.
+    """
+
+    # The next run takes these over, and replaces most of them once it begins to work.
     attempts_before: Counter[str] = field(default_factory=Counter)  # of earlier runs, by outcome
-    wanted: tuple[str, ...] = ()  # outputs of the config
+    wanted: tuple[str, ...] = ()  # outputs of the config, in its order
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
-    texts_per_s: float | None = None  # by the last commit
+    texts_per_s: float | None = None  # as of the last commit
     outputs: dict[str, Progress] = field(default_factory=dict)
-    """Until this run tells of them, as the one before did."""
 
-    workdir: str = ""  # as the run sees it; empty until it has reported it
+    workdir: str = ""  # as the run sees it; empty before its first event
     command: str = ""
     began_s: float = 0.0
     last_event_s: float = 0.0  # time of the last event
-    worked: bool = False  # it has found something to do
+    worked: bool = False  # the run has found something to do
     doing: str = "starting"
-    ending: events.Halted | None = None  # one that has ended well has a code and no words
-    attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
+    ending: events.Halted | None = None  # without a message if the run has ended well
+    attempts: Counter[str] = field(default_factory=Counter)  # ended attempts, by outcome
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     gpus: tuple[str, ...] = ()  # their UUIDs
-    on_cluster: bool = False  # its devices come with the nodes of a cluster
+    on_cluster: bool = False  # the devices come and go with the nodes of a Ray cluster
     saved: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Texts that this run has kept, by open chunk."""
+    """Texts that this run has saved, by output and chunk that is not committed."""
     searched: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Texts left, by chunk with one that fails."""
+    """Texts left to try, by output and chunk that is searched for a text that fails."""
     chunks_here: int = 0  # committed by this run
-    first_go_s: float | None = None
+    first_go_s: float | None = None  # when a worker first got a device
     start_s: dict[str, float] = field(default_factory=dict)
-    """Seconds before that, by what the run was at."""
+    """Seconds before that, by what the run was doing."""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Of the template and of workers that committed a chunk."""
+    """Seconds of the template process and of workers that committed a chunk, by phase."""
     kept_s: float = 0.0  # when texts of this run were last committed or saved
     points: list[tuple[float, int, int]] = field(default_factory=list)
-    """(when, texts, tokens) that it had committed, after its first `go` and after each of the last
-    commits."""
+    """(time, texts here, tokens here) at the first `go` and after each of the last commits."""
     failed: int = 0  # attempts
     set_aside: int = 0  # chunks
     dropped: int = 0  # devices
     waits_until_s: float = 0.0
     waits_for: str = ""
-    """Empty again once the run has got on: between two waits for the same thing it has not."""
+    """What the run waits for; empty once it has got on."""
 
     def total(self, name: str) -> int:
         """Add up a count of all outputs."""
         return sum(getattr(each, name) for each in self.outputs.values())
 
     def apply(self, event: Event, t: float) -> None:
-        """Take in an event of time `t`, seconds since the epoch."""
-        if isinstance(
-            event, events.Invoked
-        ):  # forget the run before, but for what stands until this one begins to work
+        """Add an event that happened at `t`, seconds since the epoch."""
+        if isinstance(event, events.Invoked):
+            # Forget the run before, except for what holds until this one begins to work.
             before = self.attempts_before + self.attempts
             outputs = {
                 n: replace(each, texts_here=0, tokens_here=0, quarantined=0)
@@ -200,7 +201,8 @@ class RunState:
             case events.TemplateReady():
                 _add(self.phases_s, event.phase_s)
             case events.Waiting():
-                self.waits_until_s, self.waits_for = t + event.delay_s, plain(event.reason)
+                self.waits_until_s = t + event.delay_s
+                self.waits_for = plain(event.reason)
             case events.Halted():
                 self.ending = event
             case events.RunEnded():
@@ -222,10 +224,10 @@ class RunState:
                     setattr(output, name, getattr(event, name))
                 output.without = event.quarantined
                 output.complete = False
-            case events.OutputAlreadyComplete():  # or complete now
+            case events.OutputAlreadyComplete():  # OutputComplete is one, too
                 output.rows = event.rows
                 output.complete = True
-            case events.Quarantined():  # nothing more is done about the text, so it counts as done
+            case events.Quarantined():  # a quarantined text counts as done
                 output.quarantined += 1
                 output.without += event.rows
                 output.texts_saved += 1
@@ -257,7 +259,8 @@ class RunState:
                 self.attempts[str(Outcome.COMMITTED)] += isinstance(event, events.PartCommitted)
                 output = self.outputs.setdefault(event.output, Progress())
                 output.texts_saved += event.texts
-                if self.first_go_s is not None:  # what was kept before is not this run's
+                # What is kept before a worker computes is of the run before.
+                if self.first_go_s is not None:
                     output.texts_here += event.texts
                     output.tokens_here += event.tokens
                     self.saved[event.output, event.chunk] += event.texts
@@ -278,9 +281,8 @@ class RunState:
         _add(self.phases_s, event.phase_s)
         self.searched.pop((event.output, event.chunk), None)
         self.texts_per_s = event.texts_per_s
-        self.attempts[str(Outcome.COMMITTED)] += (
-            event.attempt_ok
-        )  # no single attempt has made one of parts
+        # A chunk that was put together from parts is not the result of one attempt.
+        self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok
         if self.points:
             self._add_point(t)
 
@@ -297,7 +299,7 @@ def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
-    """Name the devices of a machine shortly, by their numbers, which begin with `first`."""
+    """Return a short name for each device, such as `GPU 0`, by its number from `first` on."""
     names = enumerate(devices.split(", "), first)
     return {
         str(number): f"{node}{'CPU' if name == 'cpu' else f'GPU {number - first}'}"

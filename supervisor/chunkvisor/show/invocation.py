@@ -13,53 +13,47 @@ from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor_worker.contract.files import make_folder, remove_folder
 
 KEPT = 50
-"""Folders of invocations that stay; older ones are removed, except those that you have renamed."""
+"""How many folders of invocations stay. Older ones are removed, unless the user renamed them."""
 MOST_BYTES = 48 << 20
-"""A run makes no report of a longer journal: the command `report` takes the time."""
-# a longer number is a date that the user has put in front
+"""A run writes no report of a longer journal; the command `report` does, and takes its time."""
+# Seven digits or more are a date that the user has put in front of the name.
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
 
 
 def open_invocation(layout: Layout) -> InvocationFiles | None:
-    """Make the folder of the next invocation, with an empty log, and let `latest` point to it.
+    """Make the folder of the next invocation with an empty log, link `latest`, remove old folders.
 
-    Remove old ones.
-
-    The caller holds the workdir's lock, hence no number is given twice. None if the disk refuses: a
-    run is worth more than what it leaves to read.
+    The caller holds the workdir's lock, so that no number is given twice. Return None if the disk
+    refuses: the run goes on without.
     """
     try:
         make_folder(layout.runs, durable=False)
         temporary = layout.latest.with_name(".latest.tmp")
         temporary.unlink(missing_ok=True)  # of a run that was killed
         names = [entry.name for entry in layout.runs.iterdir()]
-        number = 1 + max(
-            (int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0
-        )
+        numbers = [int(match[1]) for match in map(_NUMBER.match, names) if match is not None]
+        number = 1 + max(numbers, default=0)
         files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
         files.folder.mkdir()
         files.log.touch()
     except OSError:
         return None
-    with contextlib.suppress(
-        OSError
-    ):  # if links cannot be made, or something else has the name, there is no link
+    # If links cannot be made, or something else has the name, there is no link.
+    with contextlib.suppress(OSError):
         temporary.symlink_to(files.name)
         temporary.replace(layout.latest)
-    ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
-    for _, name in ours[: max(0, len(ours) - KEPT + 1)]:
-        remove_folder(layout.runs / name)
+    matches = filter(None, map(_OURS.fullmatch, names))
+    ours = sorted(matches, key=lambda match: int(match[1]))
+    for match in ours[: max(0, len(ours) - KEPT + 1)]:
+        remove_folder(layout.runs / match[0])
     return files
 
 
 def observers_of_run(
     config: Config, layout: Layout, files: InvocationFiles | None
 ) -> list[Observer]:
-    """Return the observers of every run, to be guarded.
-
-    `files` is None if the disk did not allow such a folder.
-    """
+    """Return the observers that every run has; `files` is None if the disk had no room for them."""
     made: list[Observer] = []
     if files is not None:
         with contextlib.suppress(OSError):
@@ -67,7 +61,7 @@ def observers_of_run(
     if config.metrics.textfile is not None:
         made.append(Metrics(config.metrics.textfile))
     made.append(Reporter(layout))
-    if config.notify:  # after the report, to which a notice may lead
+    if config.notify:  # after the report, so that the receiver of a notice finds it
         made.append(Notices([url.get_secret_value() for url in config.notify], layout, files))
     return made
 
@@ -88,7 +82,7 @@ class Reporter(Observer):
         self._layout = layout
 
     def close(self) -> None:
-        """Write the report; a full disk costs nothing else, and a page of that name stays."""
+        """Write the report, unless the disk refuses or a file of the user has its name."""
         from chunkvisor.show.report import write_report
 
         with contextlib.suppress(OSError, Halt):

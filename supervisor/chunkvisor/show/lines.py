@@ -1,9 +1,6 @@
-"""A run as lines.
+"""A run as lines: progress for people, JSON objects for programs, records for Python's logging.
 
-Progress for people, one JSON object for each event, Python's logging, the last steps.
-
-An observer hears of a run and decides nothing; one that is guarded cannot end it, and a closed
-terminal ends nothing.
+They are observers, which hear of a run and decide nothing.
 """
 
 import contextlib
@@ -31,36 +28,38 @@ _LEVELS = {Weight.NEWS: logging.INFO, Weight.CARE: logging.WARNING, Weight.LOSS:
 
 
 class Observer:
-    """Hears the events of a run, in order, from the thread of its loop.
+    """Is called with the events of a run, in order, in the thread of its loop.
 
-    This one only keeps the state.
+    This base class only keeps the state.
     """
 
     state = RunState()
-    """It has all events, is the same object throughout a run, and is only to be looked at."""
+    """What all events add up to: the same object throughout a run, to be read only."""
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - it is for others
-        """Something happened; the state has it already."""
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - subclasses use it
+        """Take an event, which the state has already."""
         self.state = state
 
     def tick(self) -> None:
-        """Called a few times a second while the run lives, and while it waits for its sources."""
+        """Take note of the time: called a few times a second while the run lives."""
 
     def say(self, text: str) -> None:
-        """A line of news from the command that shows the run."""
+        """Show a line from the command that shows the run."""
 
     def close(self) -> None:
-        """The run is over; called once, after the last event."""
+        """End: called once, after the last event."""
 
 
 class Observers(Observer):
-    """Several as one.
+    """Hands everything on to several observers.
 
-    The guarded ones hear of everything first, and are left out from their first exception on.
+    A guarded one cannot end the run: at its first exception it is left out, and that is said.
+    Guarded ones are called before the others.
     """
 
     def __init__(self, *observers: Observer, guarded: Iterable[Observer] = ()) -> None:
-        self._guarded, self._others = list(guarded), observers
+        self._guarded = list(guarded)
+        self._others = observers
 
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
@@ -79,7 +78,7 @@ class Observers(Observer):
         for observer in list(self._guarded):
             try:
                 getattr(observer, method)(*arguments)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
+            except Exception as error:  # noqa: BLE001 - no error of an observer may end a run
                 self._guarded.remove(observer)
                 name = type(observer).__name__
                 why = f"{type(error).__name__}: {error}"
@@ -91,20 +90,18 @@ class Observers(Observer):
 
 
 def heartbeat_s(elapsed_s: float, *, waiting: bool = False) -> float:
-    """Return the seconds until the next heartbeat.
+    """Return the seconds until the next line of progress, from 20 up to 600 as time passes.
 
-    Three a minute at first, one in ten minutes in the end.
+    While the run waits, at least 60: the wait itself has been reported.
     """
-    return min(600.0, max(60.0 if waiting else 20.0, 0.1 * elapsed_s))  # a wait is reported anyway
+    return min(600.0, max(60.0 if waiting else 20.0, 0.1 * elapsed_s))
 
 
 class Console(Observer):
-    """Writes a line for each change of state, and a heartbeat of progress.
+    """Writes a line for each event that has words, and a line of progress now and then.
 
-    No line has control characters.
-
-    What matters less than `least` is passed over; with anything but NEWS there is no heartbeat.
-    `last_words`: say how a run halted, which on standard error the command itself does.
+    Events below the weight `least` are skipped; above NEWS there are no lines of progress either.
+    `last_words` adds why a run halted, which on standard error the command prints itself.
     """
 
     def __init__(
@@ -113,28 +110,28 @@ class Console(Observer):
         self._stream = stream or sys.stderr
         self._last_words = last_words
         self._least = least
-        self._began_s = self._said_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._progress_s = self._began_s  # when there was a line of progress last
         self.in_words: Callable[[str], str] = str
-        """Puts each line into the words of the caller."""
+        """Rewrites each line for the caller, such as `row 3` as `texts[3]`."""
 
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
-        if event.weight >= self._least and (line := event.line):
-            self._write_with_time(line)
-        if isinstance(event, Halted | RunEnded) and (
-            closing := snapshot_of(state, time.time()).closing_line
-        ):
-            self.say(closing)
-        for line in event.last_words if isinstance(event, Halted) and self._last_words else ():
-            self._write_with_time(plain(line))
+        if event.weight >= self._least and event.line:
+            self._write_with_time(event.line)
+        if isinstance(event, Halted | RunEnded):
+            closing = snapshot_of(state, time.time()).closing_line
+            if closing:
+                self.say(closing)
+        if isinstance(event, Halted) and self._last_words:
+            for line in event.last_words:
+                self._write_with_time(plain(line))
 
     def tick(self) -> None:
-        """Say how far it is, now and then: the longer it lasts, the more rarely."""
         now_s = time.monotonic()
-        if now_s - self._said_s >= heartbeat_s(
-            now_s - self._began_s, waiting=bool(self.state.waits_for)
-        ):
-            self._said_s = now_s
+        wait_s = heartbeat_s(now_s - self._began_s, waiting=bool(self.state.waits_for))
+        if now_s - self._progress_s >= wait_s:
+            self._progress_s = now_s
             if self.state.ending is None and self.state.workdir:
                 self.say(take_snapshot(self.state).line)
 
@@ -147,9 +144,9 @@ class Console(Observer):
 
 
 class JsonLines(Observer):
-    """Turns events into JSON objects: `t` (seconds since the epoch), `event`, details.
+    """Prints events as JSON objects: `t` (seconds since the epoch), `event` (its name), its fields.
 
-    What matters less than `least` is passed over, but for the end.
+    Events below the weight `least` are skipped, except for the end.
     """
 
     def __init__(self, least: Weight) -> None:
@@ -171,19 +168,19 @@ def _write_line(stream: TextIO | None, line: str) -> None:
 
 
 class Logger(Observer):
-    """Hands the news of a run to Python's logger `chunkvisor`, for programs that call it.
+    """Hands the events of a run to Python's logger `chunkvisor`.
 
-    If a program has not set up logging, Python itself writes warnings to standard error; not if the
-    run is shown elsewhere (`told`). `in_words` puts a line into the words of the caller.
+    In a program that has not set up logging, Python writes warnings to standard error; this is
+    prevented if the run is shown anyway (`is_shown`). `in_words` is as in `Console`.
     """
 
-    def __init__(self, *, told: bool = False, in_words: Callable[[str], str] = str) -> None:
-        self._told = told
+    def __init__(self, *, is_shown: bool, in_words: Callable[[str], str]) -> None:
+        self._is_shown = is_shown
         self._in_words = in_words
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        if (line := event.line) and (LOGGER.hasHandlers() or not self._told):
-            LOGGER.log(_LEVELS[event.weight], "%s", self._in_words(line))
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - it needs no state
+        if event.line and (LOGGER.hasHandlers() or not self._is_shown):
+            LOGGER.log(_LEVELS[event.weight], "%s", self._in_words(event.line))
 
 
 def can_draw(stream: TextIO) -> bool:
@@ -192,25 +189,24 @@ def can_draw(stream: TextIO) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether a person looks on: at a terminal, or in a notebook."""
-    kernel = sys.modules.get("ipykernel.kernelapp")  # which nbclient imports, too
-    return is_terminal(sys.stderr) or (
-        kernel is not None and bool(kernel.IPKernelApp.initialized())
-    )
+    """Whether a person is likely to watch: at a terminal, or in a notebook."""
+    if is_terminal(sys.stderr):
+        return True
+    # nbclient imports this module as well, outside of a notebook.
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and bool(kernel.IPKernelApp.initialized())
 
 
 def next_steps(
     loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool
 ) -> Iterator[str]:
-    """Say where things are and what to run next.
+    """Say where the files of a run are that has ended, and what to run next.
 
-    The run is over; it began at that time, in seconds since the epoch.
-
-    `report`: whether its report has anything to say.
+    The run began at `began_s`, in seconds since the epoch. `report`: whether to name its report.
     """
     layout = Layout(loaded.config.workdir)
     if complete:
-        # numpy comes with them, for which nothing waits any more
+        # Late, as they import numpy: no one waits for that now.
         from chunkvisor.outputs.forms import file_of
         from chunkvisor.outputs.state import read
 
@@ -223,23 +219,16 @@ def next_steps(
         if trial:
             yield "that was a trial; for all rows, run the same command without --max-rows"
     with contextlib.suppress(OSError):
-        if (
-            report and layout.report.stat().st_mtime >= began_s
-        ):  # a run that found everything complete writes none
+        # A run that found everything complete leaves the report of an earlier one.
+        if report and layout.report.stat().st_mtime >= began_s:
             yield f"how the run went: {layout.report}"
 
 
 def how_to_read(path: Path, rows_table: str = "") -> str:
-    """Say how to use a final file.
-
-    `rows_table` lists its rows if some of the source are left out.
-    """
+    """Say how to read a final file; `rows_table` is the file that lists its rows, if any."""
     if path.suffix == f".{FinalFormat.PARQUET}":
         return f'to use it: pandas.read_parquet("{path}")'
-    found = f'numpy.load("{path}", mmap_mode="c")'
-    source = (
-        f"{rows_table} next to it, whose source_row is the row of the source"
-        if rows_table
-        else "the source"
-    )
-    return f"to use it: {found}; row i is row i of {source}"
+    source = "the source"
+    if rows_table:
+        source = f"{rows_table} next to it, whose source_row is the row of the source"
+    return f'to use it: numpy.load("{path}", mmap_mode="c"); row i is row i of {source}'

@@ -10,8 +10,9 @@ from chunkvisor.show.snapshot import Snapshot, snapshot_of
 from chunkvisor_worker.contract.files import write_atomic
 
 INTERVAL_S = 15.0
-"""Between two files of metrics."""
+"""Between two versions of the file."""
 Value = float | dict[str, float]
+"""One value, or one for each value of the metric's label."""
 
 
 def _by_output(name: str) -> Callable[[Snapshot], Value]:
@@ -64,12 +65,15 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
         _by_device("idle_s"),
     ),
 }
-"""Meaning and value by name with its label; those whose name ends in `_total` are counters, the
-others gauges."""
+"""What each metric means, and how its value is taken from a snapshot.
+
+The key is the metric's name without `chunkvisor_`, and in braces its label, if the value is a
+dictionary by that label. A name that ends in `_total` is a counter, any other a gauge.
+"""
 
 
 class Metrics(Observer):
-    """Keeps a file of metrics up to date, for node_exporter's textfile collector."""
+    """Keeps a file of metrics up to date, for the textfile collector of node_exporter."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,9 +101,8 @@ class Metrics(Observer):
             for key, number in value.items():
                 escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
                 lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
-        with contextlib.suppress(
-            OSError
-        ):  # readable by others, unlike the state: node_exporter is another user
+        # Others may read the file, unlike the workdir: node_exporter is another user.
+        with contextlib.suppress(OSError):
             write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
 
 

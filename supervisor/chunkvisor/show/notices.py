@@ -20,21 +20,22 @@ from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_time
 
 END_S = 5.0
-"""How much longer the end of a run may take for its notices: after SIGTERM comes a SIGKILL."""
+"""How long a run waits for its notices at its end: after a SIGTERM, a SIGKILL will follow."""
 
 
 class Notices(Observer):
-    """Sends a notice when a run ends, or meets the first text that cannot be encoded.
+    """Sends a notice when a run ends, and when it quarantines its first text.
 
-    A thread delivers them by apprise, in order; the run waits for it only at its end.
+    A thread delivers them by apprise, in order. The run waits for it only at its end.
     """
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
         self._workdir = layout.workdir
         self._files = files
-        self._sender, self._wrong = sender_to(urls)
+        self._sender, self._unknown = sender_to(urls)
         self._queue = SimpleQueue[tuple[str, str] | None]()
-        self._thread: Thread | None = None
+        self._thread = Thread(target=self._deliver, name="notices", daemon=True)
+        self._thread.start()
 
     def event(self, event: Event, state: RunState) -> None:
         match event:
@@ -48,41 +49,31 @@ class Notices(Observer):
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 self._enqueue("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
-            case events.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
+            case events.Halted() if event.code != ExitCode.INTERRUPTED:  # the user pressed Ctrl-C
                 self._enqueue(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def close(self) -> None:
-        """Give the thread a little time for what it has not delivered yet."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(END_S)
+        """Wait up to `END_S` for notices that are not delivered yet."""
+        self._queue.put(None)
+        self._thread.join(END_S)
 
     def _enqueue(self, what: str, body: str) -> None:
         self._queue.put((what, body[:8000]))
-        if self._thread is None:
-            self._thread = Thread(target=self._deliver, name="notices", daemon=True)
-            self._thread.start()
 
     def _deliver(self) -> None:
-        while (notice := self._queue.get()) is not None:
-            what, body = notice
+        for what, body in iter(self._queue.get, None):
             title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
-            delivered = (
-                self._sender.notify(title=title, body=body, body_format="text") and not self._wrong
-            )
-            line = {
-                "t": time.time(),
-                "notice": what,
-                "end": "delivered" if delivered else "not delivered to all",
-            }
+            delivered = self._sender.notify(title=title, body=body, body_format="text")
+            end = "delivered" if delivered and not self._unknown else "not delivered to all"
+            line = {"t": time.time(), "notice": what, "end": end}
             if self._files is not None:
                 with contextlib.suppress(OSError), open(self._files.notices, "a") as file:
                     file.write(json.dumps(line) + "\n")
 
 
 def sender_to(urls: Sequence[str]) -> tuple[Any, list[int]]:
-    """Return an Apprise for these addresses, and the places of those it does not know."""
-    with warnings.catch_warnings(action="ignore"):  # of its own imports
+    """Return an Apprise for these addresses, and the indices of those it does not understand."""
+    with warnings.catch_warnings(action="ignore"):  # apprise's imports warn
         from apprise import Apprise
 
         sender = Apprise()

@@ -1,10 +1,8 @@
-"""The report of a workdir.
-
-One HTML page, made from the folder alone, during a run or after any end of it.
+"""The report of a workdir: one HTML page, made from the folder alone, during or after a run.
 
 It begins with what to worry about and ends with the paths. It needs no network and no script. A
-journal or a log may be damaged or hostile: what does not fit is left out, and every word is cleaned
-and escaped before it is shown.
+journal or a log may be damaged or hostile: what cannot be read is left out, and every text is
+cleaned and escaped.
 """
 
 import contextlib
@@ -39,78 +37,64 @@ _MOST_KINDS = 40
 _MOST_LINES = 200
 _LOG_LINES = 14
 _STEPS = 200
+"""Steps of time in a chart; more could not be told apart."""
 _SMOOTH = 4
+"""Steps over which the throughput is averaged, since chunks are committed in bursts."""
 _HEIGHT = 100
-"""Steps of time in a drawing, since more cannot be told apart; and its height."""
 _RULES = {rule.name: rule for rule in RULES}
 
 
 class Markup(str):
-    """HTML that is ready; whatever else comes into the page is escaped."""
+    """HTML. A str that is not Markup is escaped before it comes into the page."""
 
 
 def clean(value: object, chars: int = 1000) -> str:
-    """Words of a log or a message as a page may show them.
-
-    No tokens, no control characters, not endless.
-    """
+    """Return a value as text for the page, without secrets and control characters, cut short."""
     text = printable(masked(str(value)[: 16 * chars]))
     return text if len(text) <= chars else f"{text[:chars]} …"
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """Make an element; what is not markup is cleaned and escaped.
-
-    Attributes are named like `class_`, `data_label`.
-    """
-    named = (
-        (key.rstrip("_").replace("_", "-"), html.escape(str(value)))
-        for key, value in attributes.items()
-    )
-    words = (each if isinstance(each, Markup) else html.escape(clean(each)) for each in inside)
-    return Markup(
-        "".join(
-            ["<", name, *(f' {key}="{value}"' for key, value in named), ">", *words, f"</{name}>"]
-        )
-    )
+    """Make an element. `class_` is the attribute `class`, and `data_label` is `data-label`."""
+    parts = [f"<{name}"]
+    for key, value in attributes.items():
+        parts.append(f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"')
+    parts.append(">")
+    parts += [each if isinstance(each, Markup) else html.escape(clean(each)) for each in inside]
+    return Markup("".join([*parts, f"</{name}>"]))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Make a table; on a narrow screen each row becomes a list with labels."""
-    body = [
-        tag(
-            "tr",
-            *(
-                tag("td", tag("div", cell), data_label=head)
-                for head, cell in zip(heads, row, strict=True)
-            ),
+    body = list[Markup]()
+    for row in rows:
+        cells = zip(heads, row, strict=True)
+        body.append(
+            tag("tr", *(tag("td", tag("div", cell), data_label=head) for head, cell in cells))
         )
-        for row in rows
-    ]
-    return tag(
-        "table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body)
-    )
+    header = tag("tr", *(tag("th", head) for head in heads))
+    return tag("table", tag("thead", header), tag("tbody", *body))
 
 
 class Timeline:
-    """What the journal says, in the order in which it happened.
+    """What the journal says, over the time that runs were running.
 
-    Time is running time, without the pauses of a run.
+    Moments are counted in seconds of that time, so that charts have no gaps between runs.
     """
 
     def __init__(self, journal: Path) -> None:
         self.running_s = 0.0
-        """How long runs have been running by the last event."""
+        """How long runs have been running until the last event."""
         self.texts: list[tuple[float, int]] = []
-        """(when, how many) distinct texts were encoded."""
+        """(moment, how many distinct texts were encoded)."""
         self.ended: dict[str, list[float]] = {}
-        """When attempts ended, by what became of them."""
+        """The moments at which attempts ended, by `committed`, `failed` and `interrupted`."""
         self.busy: dict[str, list[tuple[float, float]]] = {}
-        """By name of the device: (when a worker ended, for how many seconds it had computed)."""
+        """(moment at which a worker ended, seconds that it had computed), by device."""
         self.limits: list[tuple[float, float]] = []
-        """(from when on, tokens in a batch, or texts if tokens are not counted)."""
+        """(moment, most tokens in a batch from then on; texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, events.FailureEvent]] = {}
-        """By outcome and rule: (how many, time of the last, the last)."""
+        """(how many, time of day of the last, the last), by outcome and rule."""
         self.quarantined: dict[tuple[str, int], events.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
         state = RunState()
@@ -123,7 +107,8 @@ class Timeline:
             last_s = max(at_s, last_s)
             texts = state.total("texts_here")
             state.apply(event, at_s)
-            if (new := state.total("texts_here") - texts) > 0:
+            new = state.total("texts_here") - texts
+            if new > 0:
                 self.texts.append((self.running_s, new))
             self._apply(event, at_s, state)
 
@@ -153,11 +138,11 @@ class Timeline:
 
 
 Line = tuple[str, Iterable[tuple[int, float]]]
-"""The words for a line of a chart, and its values by step."""
+"""A line of a chart: its name, and (step, value) of its points."""
 
 
 def charts_of(timeline: Timeline) -> Iterator[Markup]:
-    """Draw the four charts over the running time; one about which nothing is known is left out."""
+    """Draw the charts; one of which nothing is known is left out."""
     running_s = timeline.running_s
     if not running_s:
         return
@@ -165,14 +150,14 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
     def step(now_s: float) -> int:
         return min(_STEPS - 1, int(now_s / running_s * _STEPS))
 
-    encoded = Counter[int]()
     steps = range(_STEPS)
+    encoded = Counter[int]()
     for now_s, texts in timeline.texts:
-        encoded[step(now_s) // _SMOOTH] += texts  # chunks are committed in bursts
-    if total := sum(encoded.values()):
-        rates = (
-            (number, encoded[number // _SMOOTH] / _SMOOTH * _STEPS / running_s) for number in steps
-        )
+        encoded[step(now_s) // _SMOOTH] += texts
+    total = encoded.total()
+    if total:
+        smooth_s = _SMOOTH * running_s / _STEPS
+        rates = [(number, encoded[number // _SMOOTH] / smooth_s) for number in steps]
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
     if timeline.ended:
@@ -207,9 +192,9 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
 def _chart(
     title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]
 ) -> Markup:
-    """Draw lines over an upright axis from 0 to the highest value.
+    """Draw lines, from 0 up to the highest value.
 
-    The words are HTML, so they are not stretched.
+    All words are HTML around the drawing, which is stretched to the width of the page.
     """
     drawn = [(words, list(points)) for words, points in lines]
     top = max((value for _, points in drawn for _, value in points), default=0.0) or 1.0
@@ -234,14 +219,14 @@ def _chart(
 
 
 def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Markup]:
-    """Show failures by kind, the most frequent first, each with what to do and the end of a log."""
+    """Show each kind of failure with what to do and the end of a log, the most frequent first."""
     for count, at_s, last in sorted(timeline.failures.values(), key=lambda each: -each[0])[
         :_MOST_KINDS
     ]:
         rule = _RULES.get(last.rule)
         explain = tag("code", f"chunkvisor explain {rule.name if rule else last.outcome}")
         yield tag("h3", last.outcome, " ", tag("small", f"{counted(count, 'attempt')}, ", explain))
-        # A rule's remedy says what the run does next; of a run that has halted there is no next.
+        # Most remedies of rules say what the run does next, which is wrong if it has halted.
         told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
         remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
         yield tag(
@@ -253,9 +238,8 @@ def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Ma
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
         yield tag("p", f"Last: {where}: {last.reason}{last.at}", class_="soft")
         log = layout.output(last.output).attempt(last.chunk, last.attempt).log
-        if (
-            last.output in status.outputs and log.is_file()
-        ):  # a journal cannot name files from elsewhere
+        # The name of the output is checked: a hostile journal could name any file of the machine.
+        if last.output in status.outputs and log.is_file():
             lines = [
                 clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()
             ]
@@ -263,14 +247,14 @@ def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Ma
 
 
 def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tuple[object, ...]]:
-    """Yield rows without a vector: from the record of a finished output, else from the journal."""
-    for name in (name for name, output in status.outputs.items() if output.quarantined):
+    """Yield rows without a vector, by the manifest of a finished output, else by the journal."""
+    for name, output in status.outputs.items():
+        if not output.quarantined:
+            continue
         with contextlib.suppress(OSError):
             manifest = read(layout.output(name), look=False).manifest
             found = [
-                event.details()
-                for (output, _), event in timeline.quarantined.items()
-                if output == name
+                event.details() for event in timeline.quarantined.values() if event.output == name
             ]
             for row in manifest["quarantined"] if manifest is not None else found:
                 text = text_start(layout.output(name).table, row["row"], 400)
@@ -285,8 +269,8 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
 
 
 def render(workdir: Path, now_s: float) -> str:
-    """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    # a refusal names the folder as it was given
+    """Return the page as of `now_s`. Raises Halt (78) if the folder is not a workdir."""
+    # The workdir is made absolute only here, so that a refusal names the folder as it was given.
     layout = Layout(require_workdir(workdir).workdir.absolute())
     status, lines = screen_of(layout.workdir)
     timeline = Timeline(layout.events)
@@ -305,12 +289,13 @@ def render(workdir: Path, now_s: float) -> str:
     body = [tag("header", *head, class_=mood)]
     if timeline.failures:
         body += [tag("h2", "What failed"), *_failures(status, timeline, layout)]
-    if rows := list(islice(_bad_rows(status, timeline, layout), _MOST_ROWS + 1)):
+    rows = list(islice(_bad_rows(status, timeline, layout), _MOST_ROWS + 1))
+    if rows:
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
-        body += [
-            tag("p", f"These are the first {_MOST_ROWS}; <output>.quarantined.jsonl lists all.")
-        ] * (len(rows) > _MOST_ROWS)
+        if len(rows) > _MOST_ROWS:
+            more = f"These are the first {_MOST_ROWS}; <output>.quarantined.jsonl lists all."
+            body.append(tag("p", more))
     charts = list(charts_of(timeline)) or [tag("p", "Nothing has been encoded yet.")]
     told = (
         tag("li", tag("small", human_moment(at_s)), f" {words}")
@@ -337,9 +322,9 @@ def render(workdir: Path, now_s: float) -> str:
 
 
 def write_report(workdir: Path, path: Path) -> None:
-    """Make the page and put it there by one rename.
+    """Make the page, and put it in its place by one rename.
 
-    Raises Halt (78) if the folder is not a workdir, or if anything but a page of ours is at that
+    Raises Halt (78) if the folder is not a workdir, or if another file than a report is in that
     place; OSError.
     """
     check_target(

@@ -1,9 +1,7 @@
 """What there is to see of a run at one moment, in figures and in words.
 
-Its state and its workers' beats.
-
-Status, live view, lines, metrics, notices and the report's head are all printed from this one
-value.
+It is made from the state of the run and the beats of its workers. Status, live view, lines,
+metrics, notices and the head of the report are all printed from it.
 """
 
 import contextlib
@@ -20,7 +18,7 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat
 
-_SILENCE_S = 60.0  # no batch of a sensible model takes as long
+_SILENCE_S = 60.0  # hardly a batch of a sensible model takes as long
 PHASES: Mapping[str, str] = {
     Phase.START: STARTING,
     Phase.IMPORT: "importing the encoder's packages",
@@ -34,7 +32,7 @@ PHASES: Mapping[str, str] = {
     Phase.DONE: "writing",
 }
 Beats = Mapping[AttemptKey, tuple[Beat, float]]
-"""The last beat of each worker, and how many seconds old it is."""
+"""The last beat of each worker, and its age in seconds."""
 
 
 @frozen
@@ -48,9 +46,9 @@ class Snapshot:
     weight: Weight = Weight.NEWS
     outputs: dict[str, Progress] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
-    """What each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`."""
-    # By the time from the first worker's `go` to the last row; while the run lives, of its last
-    # chunks. So the first start of the workers is not in it, and what comes between chunks is.
+    """What each is doing, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`."""
+    # While the run lives, over its last chunks. After it, from the first `go` of a worker to the
+    # last row, so that the first start of the workers does not count, and gaps between chunks do.
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
@@ -61,14 +59,13 @@ class Snapshot:
 
     @property
     def share(self) -> float:
-        """Of all rows that are done, from 0 to 1."""
-        return sum(each.rows * each.share for each in self.outputs.values()) / max(
-            1, self.total("rows")
-        )
+        """The share of all rows that is done, from 0 to 1."""
+        done = sum(each.rows * each.share for each in self.outputs.values())
+        return done / max(1, self.total("rows"))
 
     @property
     def stage(self) -> str:
-        """What the run is at, and how long it has been running."""
+        """What the run is doing, and how long it has been running."""
         return f"{self.doing}, {human_time(self.elapsed_s)} so far"
 
     @property
@@ -81,32 +78,34 @@ class Snapshot:
     @property
     def rates(self) -> list[str]:
         """Rows and tokens a second, and the time left, if they are known."""
-        found = (self.rows_per_s, "rows/s"), (self.tokens_per_s, "tokens/s")
-        left = [f"about {human_time(self.eta_s)} left"] if self.eta_s is not None else []
-        return [*(f"{figure(value)} {unit}" for value, unit in found if value), *left]
+        found = list[str]()
+        if self.rows_per_s:
+            found.append(f"{figure(self.rows_per_s)} rows/s")
+        if self.tokens_per_s:
+            found.append(f"{figure(self.tokens_per_s)} tokens/s")
+        if self.eta_s is not None:
+            found.append(f"about {human_time(self.eta_s)} left")
+        return found
 
     @property
     def line(self) -> str:
-        """How far the run is."""
-        far = [percent(self.share), self.progress] if self.total("chunks") else []
-        waits_for = self.state.waits_for if self.state.ending is None else ""
-        # The event of the wait has said the rest of the reason.
-        waits = f"; waiting: {waits_for.partition('. ')[0]}" * bool(waits_for)
-        return ", ".join([self.stage, *far, *self.rates]) + waits
+        """How far the run is, and what it waits for."""
+        parts = [self.stage]
+        if self.total("chunks"):
+            parts += [percent(self.share), self.progress]
+        line = ", ".join([*parts, *self.rates])
+        if self.state.ending is None and self.state.waits_for:
+            # The event of the wait has said the rest of the reason.
+            line += f"; waiting: {self.state.waits_for.partition('. ')[0]}"
+        return line
 
     @property
     def closing_line(self) -> str:
-        """What a run has done, and how far all is if work is left.
-
-        Empty if there was nothing to do.
-        """
-        here = self.state.chunks_here
+        """What the run has done, and how far all is if work is left; empty if it did nothing."""
         parts = list[str]()
-        if here:
-            parts.append(
-                f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up "
-                f"included"
-            )
+        if self.state.chunks_here:
+            encoded = f"{counted(self.state.chunks_here, 'chunk')} encoded"
+            parts.append(f"{encoded} in {human_time(self.elapsed_s)}, start-up included")
         if self.rates:
             parts.append(f"{', '.join(self.rates)} (start-up not counted)")
         if self.total("chunks") and self.share < 1:
@@ -115,43 +114,49 @@ class Snapshot:
 
 
 def rows_in_words(done: int, rows: int, *, about: bool) -> str:
-    """`about 2,997 of 3,010 rows`; without `about` if it is known to the row."""
-    return f"{'about ' * about}{done:,} of {counted(rows, 'row')}"
+    """Say `2,997 of 3,010 rows`, with `about` before it if it is an estimate."""
+    return f"{'about ' if about else ''}{done:,} of {counted(rows, 'row')}"
 
 
 def figure(value: float) -> str:
-    """A rate with two significant digits at least."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    """Say `0.012`, `1.3` or `12,346`: a rate with at least two significant digits."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def percent(share: float) -> str:
-    """`53 %`; 100 only when all is done."""
+    """Say `53 %`; `100 %` only if all is done."""
     return f"{min(int(100 * share), 100 if share >= 1 else 99)} %"
 
 
 def take_snapshot(
     state: RunState, layout: Layout | None = None, now_s: float | None = None
 ) -> Snapshot:
-    """Return what there is to see of a run; `layout` is its workdir as it is mounted here."""
+    """Read the beats of the workers, and return what there is to see of a run.
+
+    `layout` is the workdir as this machine has it; by default it is where the run says.
+    """
     layout = layout or Layout(Path(state.workdir))
     beats = {}
     for key in state.workers:
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
         with contextlib.suppress(OSError):
-            if (beat := read_beat(path)) is not None:
+            beat = read_beat(path)
+            if beat is not None:
                 beats[key] = beat, max(0.0, time.time() - path.stat().st_mtime)
     return snapshot_of(state, time.time() if now_s is None else now_s, beats)
 
 
 def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Snapshot:
-    """Return what there is to see at this moment; `now_s` is ignored once the run has ended."""
+    """Return what there is to see of a run at `now_s`; once it has ended, at its end."""
     beats = beats or {}
     live = state.ending is None
     now_s = max(state.last_event_s, now_s if live else 0.0)
     workers = list[str]()
     under_way = dict.fromkeys(state.outputs, 0)
     tokens = 0
-    longest = (0.0, "")
+    longest = (0.0, "")  # seconds of silence, and the chunk
     for key, worker in sorted(
         state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)
     ):
@@ -169,14 +174,15 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()
     }
     texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
+    # Outputs that this run works on: others say nothing of its rate.
     ours = [each for each in outputs.values() if each.texts_here or not each.complete]
     distinct = sum(each.distinct for each in ours)
     rows = sum(each.rows for each in ours)
     left = distinct - sum(
         each.texts_done + each.texts_saved + each.texts_under_way for each in ours
     )
-    # The longest texts come first, and their rate says little of the others; a run that stops ends
-    # before its work.
+    # Before the first commit there is no rate to go by: the longest texts come first. A run that
+    # stops will not finish its work.
     known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
     no_node = state.on_cluster and not state.devices and state.doing in (STARTING, COMPUTING)
     weight, health = _health(state, now_s, *longest)
@@ -197,12 +203,12 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
 def _rates(
     state: RunState, now_s: float, texts: int, tokens: int
 ) -> tuple[float | None, float | None]:
-    """Return texts and tokens a second; `texts` and `tokens` are those under way."""
+    """Return texts and tokens a second; `texts` and `tokens` are those that are under way."""
     if not state.points:
         return None, None
     first_s, first_texts, first_tokens = state.points[0]
     end_s = now_s if state.ending is None and state.workers else state.kept_s
-    if state.ending is not None and state.first_go_s is not None:  # of the whole run
+    if state.ending is not None and state.first_go_s is not None:  # the rate of the whole run
         first_s = state.first_go_s
         first_texts = 0
         first_tokens = 0
@@ -214,9 +220,9 @@ def _rates(
 
 
 def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple[Weight, str]:
-    """Return the gravest matter of the moment.
+    """Say the gravest trouble of the moment, and how grave it is.
 
-    `chunk` is the one that has been silent for longest.
+    `chunk` is the one whose worker has been silent for longest, for `silent_s`.
     """
     live = state.ending is None
     if live and state.waits_for:
@@ -224,21 +230,15 @@ def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple
         doing = f"waiting, next try in {human_time(left_s)}" if left_s > 0 else "trying again"
         return Weight.CARE, f"{doing}: {state.waits_for}"
     if live and silent_s > _SILENCE_S:
-        words = (
-            f"no progress in {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries "
-            f"it"
-        )
-        return Weight.CARE, words
+        words = f"no progress in {chunk} for {human_time(silent_s)}"
+        return Weight.CARE, f"{words}; if that lasts, a new worker tries it"
     if live and state.searched:
         (output, number), texts = next(reversed(state.searched.items()))
-        return (
-            Weight.CARE,
-            f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} "
-            f"left",
-        )
-    lost = []
-    if without := state.total("without"):
-        lost.append(f"{counted(without, 'row')} without a vector")
+        words = f"looking for the text that fails in {output} chunk {number}"
+        return Weight.CARE, f"{words}: {counted(texts, 'text')} left"
+    lost = list[str]()
+    if state.total("without"):
+        lost.append(f"{counted(state.total('without'), 'row')} without a vector")
     if state.set_aside:
         lost.append(f"{counted(state.set_aside, 'chunk')} set aside for the next run")
     if state.dropped:
@@ -246,7 +246,7 @@ def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple
     if lost:
         return Weight.LOSS, "; ".join(lost)
     if state.failed:
-        # Of a run that has ended it is not known here whether it came to another try.
-        tried = f" and {'are' if state.failed > 1 else 'is'} tried again" * live
+        # Once the run has ended, it is not known here whether they were.
+        tried = f" and {'are' if state.failed > 1 else 'is'} tried again" if live else ""
         return Weight.CARE, f"{counted(state.failed, 'attempt')} failed{tried}; nothing is lost"
     return Weight.NEWS, "all is well" if live else "without a fault"

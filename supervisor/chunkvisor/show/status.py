@@ -1,8 +1,6 @@
-"""How far a workdir is, read from its folder alone.
+"""How far a workdir is, read from its folder alone: during a run, or after any end of it.
 
-During a run, after any end, from another terminal or over ssh.
-
-It writes nothing, and takes no lock for longer than a look.
+It writes nothing, and never waits for a lock.
 """
 
 import time
@@ -24,25 +22,24 @@ from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor_worker.contract.frozen import frozen
 
 SCHEMA = 1
-"""Of `status --json`. Keys may be added under the same number; one that goes, or gets another
-meaning, raises it."""
+"""The version of `status --json`. It stays if a key is added, and rises if one is removed or
+changes its meaning."""
 _FOREIGN_SILENCE_S = 900.0
-"""A live run writes its journal every few minutes at the least; more is not known of one on another
-host."""
+"""A run on another host is taken for dead after this time without an event; a live one reports
+something every few minutes."""
 _DONE = (0, 3)
-"""Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes
-rows pending again."""
+"""Exit codes of a run that has come to the end of its work."""
 _KILLED = "its process was killed, the machine went down, or the disk was full"
 _STOPPED = {
     3: "the next run tries the rows without a vector again",
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was stopped by SIGTERM",
 }
-_NEWS = 5  # lines of news that the first look shows
+_NEWS = 5  # lines of news that are shown at first
 
 
 class State(StrEnum):
-    """Of a whole workdir."""
+    """The state of a whole workdir."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -52,17 +49,17 @@ class State(StrEnum):
 
 @frozen
 class OutputStatus:
-    """Of one output."""
+    """How far one output is; the attribute names are keys of `status --json`."""
 
     rows: int = 0
-    """0 until its source has been read."""
+    """Rows of its source; 0 until it has been read."""
     rows_done: int = 0
     """Rows with a vector or in quarantine; an estimate until the output is complete, if texts
     repeat."""
     chunks: int = 0
     """Chunks of the texts to be encoded."""
     chunks_done: int = 0
-    """Committed."""
+    """Chunks that are committed."""
     quarantined: int = 0
     """Rows without a vector, so far."""
     complete: bool = False
@@ -83,18 +80,15 @@ class OutputStatus:
         """`about 3 of 6 rows, 1 of 2 chunks`."""
         if not self.rows:
             return "nothing is known of it yet"
-        about = (
-            not self.complete
-            and self.distinct_texts != self.rows
-            and 0 < self.rows_done < self.rows
-        )
+        is_under_way = not self.complete and 0 < self.rows_done < self.rows
+        about = is_under_way and self.distinct_texts != self.rows
         chunks = f", {self.chunks_done:,} of {counted(self.chunks, 'chunk')}" if self.chunks else ""
         return rows_in_words(self.rows_done, self.rows, about=about) + chunks
 
 
 @frozen
 class Status:
-    """Of a workdir; the attribute names are the keys of `status --json`."""
+    """How far a workdir is; the attribute names are the keys of `status --json`."""
 
     state: State
     """`running`, `stopped` (it can continue), `halted` (it ended with 69, 74, 75 or 78) or
@@ -102,16 +96,16 @@ class Status:
     pid: int | None
     """Process of the run that holds the workdir, or held it last."""
     outputs: dict[str, OutputStatus]
-    """By name."""
+    """Each output, by name."""
     attempts: dict[str, int]
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
-    """During a run, over its last 48 chunks; after it, over the whole run, without the first start
-    of the workers."""
+    """During a run over its last 48 chunks; after it over the whole run, without the first start of
+    the workers."""
     eta_s: float | None
     """Seconds until all outputs are complete."""
     devices: dict[str, DeviceTimes] = field(default_factory=dict)
-    """By name (CPU, GPU 0): sums over the workers of the last run that have ended."""
+    """Sums over the workers of the last run that have ended, by device: `CPU`, `GPU 0`."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
     command: str = ""
@@ -131,12 +125,12 @@ class Status:
     """The finished files of `combine`, by name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, and `schema`."""
+        """Return what `status --json` prints: the attributes, and `schema`."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
 class Follower:
-    """The run that works in a workdir, or did last, as the last look has found it."""
+    """Follows the run that works in a workdir, or did last, through its journal and its lock."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -145,36 +139,33 @@ class Follower:
         self._refreshed = False
 
     def refresh(self) -> Snapshot:
-        """Read what has come; `news` has it then, or the last few lines at the first look."""
+        """Read what is new; `news` has its events with words, at first only the last few."""
         self.holder = read_holder(self.layout.lock)
-        # The journal of a long run has a million events: at the first look only the last few are
-        # kept.
+        # The journal of a long run has a million events, which need not be in memory.
         come = deque(self._tail.read_new(), maxlen=None if self._refreshed else 20 * _NEWS)
         self.news = [each for each in come if each.event.line]
         if not self._refreshed:
             self.news = self.news[-_NEWS:]
             self._refreshed = True
         alive = self.holder.alive() if self.holder else False
-        self.elsewhere = alive is None  # on another host, where nothing can be asked
+        self.elsewhere = alive is None  # on another host, whose processes cannot be seen
         if self.elsewhere:
             alive = time.time() - self.state.last_event_s < _FOREIGN_SILENCE_S
-        # A run that has said its last word is over, though its process may take a moment.
+        # A run whose last event has come is over, though its process may take a moment to end.
         self.alive = self.state.ending is None and (
             is_held(self.layout.lock) or (self.elsewhere and bool(alive))
         )
-        # Not of the workdir that the journal names: it may be mounted elsewhere here.
+        # Here the workdir may be mounted elsewhere than the journal says.
         return take_snapshot(
             self.state, self.layout, time.time() if self.alive else self.state.last_event_s
         )
 
 
 def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
-    """Return how far one output is.
-
-    By its manifest once it is complete, until then as the run has told.
-    """
+    """Return how far an output is: by its manifest once it is complete, until then by events."""
     found = read(layout, look=False)
-    if (manifest := found.manifest) is not None:
+    manifest = found.manifest
+    if manifest is not None:
         count = manifest["quarantined_rows"]
         return OutputStatus(
             manifest["rows"],
@@ -206,11 +197,11 @@ def read_status(workdir: Path) -> Status:
 
 
 def status_of(run: Follower, now: Snapshot) -> Status:
-    """Return the status of what was looked at just now."""
+    """Return the status of a run of which `now` is the newest snapshot."""
     told = run.state
     ending = told.ending
     there = sorted(path.name for path in run.layout.outputs.glob("*/"))
-    # As the config has them.
+    # In the order of the config.
     names = [name for name in dict.fromkeys((*told.wanted, *there)) if name in there]
     outputs = {
         name: _output_status(run.layout.output(name), now.outputs.get(name, Progress()))
@@ -228,7 +219,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         state = State.COMPLETE
     elif ending and ending.code not in (*_STOPPED, *_DONE):
         state = State.HALTED
-    # Last words are worth showing after a halt, and after a stop amid troubles.
+    # The last message is shown after a halt, and after a stop that had troubles as its reason.
     stopped_by = ending.why if ending and ending.code not in _DONE else ""
     worth = state is State.HALTED or (state is State.STOPPED and stopped_by)
     numbers = dict.fromkeys((*told.devices, *told.device_times))
@@ -268,13 +259,13 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
 def status_screen(
     status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False
 ) -> list[str]:
-    """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
+    """Say in a few lines the state, how far it is, whether to worry and what to do."""
     head, *last = _state_lines(status, now, workdir, elsewhere)
     return [head, *(f"  {line}" for line in (*_detail_lines(status, now), *last))]
 
 
 def _state_lines(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) -> Iterator[str]:
-    """Say the state in a first line, and what to do in the others."""
+    """Say the state in the first line, and what to do in the others."""
     ending = now.state.ending
     if status.state is State.RUNNING:
         where = f"pid {status.pid}"
@@ -305,7 +296,7 @@ def _state_lines(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) 
 
 
 def _detail_lines(status: Status, now: Snapshot) -> Iterator[str]:
-    # What went wrong comes first.
+    """Say what went wrong, how far the outputs are, and how the time was spent."""
     yield from status.message
     for name, output in status.outputs.items():
         words = f"{name}: "
@@ -336,7 +327,7 @@ def _detail_lines(status: Status, now: Snapshot) -> Iterator[str]:
 
 
 def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
-    """Say how the time of a run was spent that is over."""
+    """Say how the time of a run that is over was spent."""
     for name, times in status.devices.items():
         if times.busy_s:
             rate = figure(times.texts / times.busy_s)
@@ -345,7 +336,8 @@ def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
     if now.state.first_go_s is not None:
         start = human_time(sum(status.start_s.values()))
         yield "; ".join([f"before the first batch: {start}", *_phases_in_words(status.start_s)])
-    if spent := _phases_in_words(status.phases_s):
+    spent = _phases_in_words(status.phases_s)
+    if spent:
         yield f"all workers together: {'; '.join(spent)}"
 
 
@@ -353,7 +345,7 @@ def _phases_in_words(times: Mapping[str, float]) -> list[str]:
     return [
         f"{PHASES.get(name, name)} {human_time(each_s)}"
         for name, each_s in times.items()
-        if 1 <= each_s < 1e9  # not NaN
+        if 1 <= each_s < 1e9  # a damaged journal may have NaN
     ]
 
 

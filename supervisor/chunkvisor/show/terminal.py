@@ -1,7 +1,7 @@
-"""A run in a terminal: news scroll by, and a few lines at the lower end say how far it is.
+"""A run in a terminal: news scroll by, and a few lines at the bottom say how far the run is.
 
-The cursor is not hidden, the screen not cleared and the alternate one not used: whatever kills the
-program, the terminal is as it should be, and what has scrolled by stays there.
+The cursor is not hidden, the screen is not cleared, and the alternate screen is not used. So the
+terminal is as it should be whatever kills the program, and the news stay there.
 """
 
 import contextlib
@@ -33,19 +33,16 @@ _MARKS = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}  #
 
 
 def view(now: Snapshot) -> list[Text]:
-    """Draw a snapshot as lines, of which the last ones may be cut off if room is short."""
+    """Return a snapshot as lines; on a low terminal the last ones are cut off."""
     drawn = [_line(plain(now.stage), "bold")]
     if now.total("rows"):
         drawn.append(_line(f"{bar(now.share, 30)} {percent(now.share)}", "cyan"))
         drawn.append(Text(", ".join([now.progress, *now.rates])))
     drawn.append(Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green"))
-    for name, output in now.outputs.items() if len(now.outputs) > 1 else ():
-        rows = counted(output.rows, "row")
-        drawn.append(
-            _line(
-                f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"
-            )
-        )
+    if len(now.outputs) > 1:
+        for name, output in now.outputs.items():
+            words = f"{percent(output.share):>5}  {plain(name)}, {counted(output.rows, 'row')}"
+            drawn.append(_line(f"{bar(output.share, 20)} {words}", "dim"))
     return [*drawn, *map(_line, now.workers)]
 
 
@@ -54,7 +51,7 @@ def _line(words: str, style: str = "") -> Text:
 
 
 def bar(share: float, width: int) -> str:
-    """Draw a bar that can be read without colors, too."""
+    """Return a bar of characters, which can be read without colors."""
     utf8 = (sys.stderr.encoding if sys.stderr else "utf-8").lower().startswith("utf")
     done, todo = ("━", "─") if utf8 else ("#", "-")
     cells = int(min(1.0, max(0.0, share)) * width)
@@ -67,7 +64,7 @@ class _Terminal(RichConsole):
 
 
 class Live(Observer):
-    """Hears a run and draws it; an error of the terminal (it may be gone) is passed over."""
+    """Draws a run. Errors of the terminal, which may be gone, are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = _Terminal(file=stream, highlight=False, markup=False, emoji=False)
@@ -79,7 +76,8 @@ class Live(Observer):
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
         self._news.append(Logged(state.last_event_s, "", event))
-        if event.stage and not state.chunks_here:  # which may take long before the next tick
+        # At the start of a run, a stage may take long before the next tick.
+        if event.stage and not state.chunks_here:
             self._drawn_s = 0.0
             self.tick()
 
@@ -90,7 +88,7 @@ class Live(Observer):
             self._news.clear()
 
     def close(self) -> None:
-        """Take the view away; what the run has come to stays."""
+        """Remove the view, and print how the run has ended."""
         self._over = True
         self.say(snapshot_of(self.state, time.time()).closing_line)
 
@@ -101,7 +99,7 @@ class Live(Observer):
             self._news.clear()
 
     def update(self, now: Snapshot, news: Iterable[Logged]) -> None:
-        """Show the news above, each with the time of day, and the snapshot below."""
+        """Print the news, each with the time of day, and draw the snapshot below them."""
         with contextlib.suppress(OSError, ValueError):
             if self._live is None:
                 self._live = RichLive(
@@ -114,14 +112,11 @@ class Live(Observer):
                 )
                 self._live.start()
             self._print(news)
-            # The cursor stays on an empty line, from where a shell goes on after a kill.
+            # The cursor stays on an empty line, where a shell's prompt appears after a kill.
             self._live.update(Group(*view(now), Text()), refresh=True)
 
     def clear(self, news: Iterable[Logged]) -> None:
-        """Take the drawn lines away and show the last news.
-
-        What is written afterwards goes on below.
-        """
+        """Remove the drawn lines, and print the last news in their place."""
         with contextlib.suppress(OSError, ValueError):
             if self._live is not None:
                 self._live.stop()
@@ -130,16 +125,16 @@ class Live(Observer):
 
     def _print(self, news: Iterable[Logged]) -> None:
         for t, _, event in news:
-            if line := event.line:
+            if event.line:
                 time_of_day = f"{human_moment(t).split()[1]} "
-                text = Text.assemble((time_of_day, "dim"), (line, _STYLES[event.weight]))
+                text = Text.assemble((time_of_day, "dim"), (event.line, _STYLES[event.weight]))
                 self._console.print(text, soft_wrap=True)
 
 
 def _follow(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
-    """Look at the run again and again until it has ended; wait for one to begin.
+    """Wait for a run to begin, and yield snapshots of it until it has ended.
 
-    Raises Halt (78).
+    Raises Halt (78) if the folder is not a workdir.
     """
     if not is_workdir(Layout(workdir)) and not workdir.is_file():
         say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
@@ -154,9 +149,9 @@ def _follow(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
 
 
 def watch_view(workdir: Path) -> None:
-    """Show the live view until the run ends, or a line now and then if nothing can be drawn.
+    """Show the live view until the run ends; a line now and then if standard output cannot draw.
 
-    Raises Halt (78).
+    Raises Halt (78) if the folder is not a workdir.
     """
     live = Live(sys.stdout) if can_draw(sys.stdout) else None
     said_s = -float("inf")
@@ -168,9 +163,7 @@ def watch_view(workdir: Path) -> None:
                 live.update(now, news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
-                if not say(
-                    f"{human_moment(time.time())} {now.line}"
-                ):  # as in `status --watch | head`
+                if not say(f"{human_moment(time.time())} {now.line}"):  # `status --watch | head`
                     return
             news = [] if run.alive else news
     finally:
@@ -179,10 +172,14 @@ def watch_view(workdir: Path) -> None:
 
 
 def watch_json(workdir: Path) -> None:
-    """Print a line of JSON, as `status --json`, for each change, until the run ends."""
+    """Print `status --json` on one line at each change, until the run ends.
+
+    Raises Halt (78) if the folder is not a workdir.
+    """
     shown = None
     for run, now in _follow(workdir):
-        if (content := status_of(run, now).to_dict()) != shown:
+        content = status_of(run, now).to_dict()
+        if content != shown:
             shown = content
             if not say(json.dumps(content)):
                 return

@@ -1,4 +1,4 @@
-"""Stages sources: a table of distinct texts, made in a child under a memory limit.
+"""Reads sources into a staged table of distinct texts, in a child process with a memory limit.
 
-DuckDB is imported in the child alone: by `stage` and `sql`. May import store and down.
+Only that child imports DuckDB, in `stage` and `sql`. May import store and down.
 """

@@ -1,7 +1,4 @@
-"""The parent's side of reading sources.
-
-Starts the child, waits for it, and puts its table in place.
-"""
+"""Starts the child process that reads sources, waits for it, and puts its table in place."""
 
 import errno
 import json
@@ -28,11 +25,11 @@ from chunkvisor_worker.contract.wire import write_message
 def stage_table(
     request: IngestRequest, folder: Path, on_wait: Callable[[], None], *, may_be_empty: bool = False
 ) -> StagedTable:
-    """Stage the request into `folder`, replacing its contents, and open it.
+    """Make the table of the request in `folder`, which it replaces, and open it.
 
-    Its files are synced, its name is not.
+    The files are synced to disk, the folder's name is not. `on_wait` is called about ten times a
+    second; if it raises, the child is ended and the exception goes on.
 
-    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again.
     Raises Halt for bad input (78), a full or failing disk (74), too little memory (69, 75), a limit
     of the machine (69) and a bug (1); OSError.
     """
@@ -50,11 +47,12 @@ def stage_table(
         str(partial),
         str(os.getpid()),
     ]
-    if status := child.run_child(command, log, on_wait):
+    status = child.run_child(command, log, on_wait)
+    if status:
         try:
             halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
         except (ValueError, KeyError, TypeError):
-            if status > ExitCode.BUG:  # it had a message, and no room for it
+            if status > ExitCode.BUG:  # the child had an explanation, and the disk no room for it
                 raise disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial) from None
             ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
             code = ExitCode.TRY_AGAIN if status == -signal.SIGKILL else ExitCode.BUG
@@ -80,21 +78,22 @@ def stage_table(
 
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
-    """Say what the output wants of its source.
+    """Return what is to be read for the output of the config.
 
-    Raises Halt (78) if that has a file of the workdir's state.
+    Raises Halt (78) if one of its sources is a file that chunkvisor keeps in the workdir.
     """
     output = config.outputs[name]
     layout = Layout(config.workdir)
     # A run would write into its own source, or read what it has written.
-    here = resolve([source for source in output.source if not is_remote(source)])
-    if found := next((file.path for file in here if layout.owns(file.path)), None):
-        raise config_error(
-            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for "
-            f"itself",
-            "Choose another workdir, best an empty folder, or a pattern that does not match it.",
-        )
-    texts = (
+    for file in resolve([source for source in output.source if not is_remote(source)]):
+        if layout.owns(file.path):
+            raise config_error(
+                f"outputs.{name}.source: {file.path} is a file that chunkvisor keeps in the "
+                f"workdir for itself",
+                "Choose another workdir, best an empty folder, or a pattern that does not match "
+                "it.",
+            )
+    return IngestRequest(
         output.source,
         output.column,
         output.template,
@@ -102,26 +101,27 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
         output.skip_blank,
         output.where,
         output.columns,
+        max_rows,
+        int(config.ingest.memory_limit),
     )
-    return IngestRequest(*texts, max_rows, int(config.ingest.memory_limit))
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
-    """Read one row as the run will: the files, their columns, the template or the expression.
+    """Read one row as the run will, with its columns, template or expression.
 
-    Sources elsewhere are only checked to exist. Raises Halt (78) if the run would be refused; the
-    run itself reports anything else better. What `on_wait` raises ends it.
+    If a source is elsewhere, it is only checked that all exist.
+
+    Raises Halt (78) if the run would be refused; any other trouble is left to the run, which
+    explains it better. `on_wait` is as in `stage_table`.
     """
     try:
         if any(map(is_remote, request.sources)):
             signature(resolve(request.sources))
             return
         with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-            # The first row may be one that `where` leaves out.
-            first = replace(request, max_rows=1)
-            stage_table(
-                first, Path(scratch) / "table", on_wait, may_be_empty=request.where is not None
-            )
+            first_row = replace(request, max_rows=1)
+            may_be_empty = request.where is not None  # which may leave that row out
+            stage_table(first_row, Path(scratch) / "table", on_wait, may_be_empty=may_be_empty)
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:
             raise

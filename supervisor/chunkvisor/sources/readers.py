@@ -1,10 +1,11 @@
-"""Reads the rows of text formats as a stream, each with its line; parquet is read by `sql`.
+"""Reads the rows of text formats as a stream, each with its line; `sql.py` reads parquet.
 
 No type or dialect is guessed, and nothing is skipped that cannot be read. DuckDB's own readers are
 not used: version 2.0 passes over blank lines, turns the JSON value 1.10 into 1.1, and is off by one
 in the line of malformed JSON.
 """
 
+import codecs
 import csv
 import difflib
 import gzip
@@ -19,21 +20,24 @@ from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.errors import Halt
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, yaml_line
-from chunkvisor.units import listed
+from chunkvisor.units import counted, listed
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-MAX_TEXT_BYTES = 16 << 20  # of UTF-8, of one text
-# of a line or a CSV record: more than a text, for its other columns and JSON's escapes
+MAX_TEXT_BYTES = 16 << 20
+"""Most bytes of UTF-8 in one text."""
 _MAX_RECORD_BYTES = 64 << 20
+"""Most bytes in a line or a CSV record; it has other columns, and JSON escapes characters."""
 _DELIMITERS = {SourceFormat.CSV: ",", SourceFormat.TSV: "\t"}
 
-# Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON
-# also `Number`, bool, None, list or dict.
 Row: TypeAlias = tuple[int, Sequence[Any]]
+"""The line on which the row starts, counted from 1, and the cells of the wanted columns.
+
+A cell is a str, in JSON lines also a `Number`, bool, None, list or dict.
+"""
 _Item = TypeVar("_Item", str, list[str])
 
 
@@ -44,12 +48,12 @@ class Number(str):
 
 
 class Integer(Number):
-    """A number without a fraction and an exponent."""
+    """A JSON number that has neither a fraction nor an exponent."""
 
     __slots__ = ()
 
 
-KINDS = {
+_TYPES_IN_WORDS = {
     str: "text",
     Number: "a number",
     Integer: "a number",
@@ -60,10 +64,7 @@ KINDS = {
 
 
 def cell_text(value: Any) -> str | None:
-    """Return a cell as text: what its source writes, without the quotes of a string.
-
-    Arrays and objects are JSON.
-    """
+    """Return a cell as its source writes it, a string without its quotes; None for a null."""
     return value if value is None or isinstance(value, str) else _json(value)
 
 
@@ -77,10 +78,7 @@ def _json(value: Any) -> str:
 
 
 def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
-    """Return a Halt for a column that the file does not have.
-
-    It names the nearest and lists all.
-    """
+    """Return a Halt (78) for a column that the file lacks; it suggests the nearest name."""
     folded = {column.casefold(): column for column in columns if column}
     near = [
         f"The nearest is {folded[each]!r}. "
@@ -94,33 +92,34 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
 
 
 def other_delimiter(file: SourceFile, column: str = "") -> str:
-    """Return what to do if the header has another delimiter, and with it the column.
+    """Return a remedy if the header is separated by another character than the format's own.
 
-    Raises as `read_rows`.
+    Empty if it is not, or if it would lack the column even then. Raises as `read_rows`.
     """
     own = _DELIMITERS.get(file.format)
     if own is None:
         return ""
-    header = next(_lines(file))[1].strip().casefold()
-    for mark in ";\t|,":
-        columns = [each.strip('" ') for each in header.split(mark)]
-        if own not in header and mark in header and column.casefold() in ("", *columns):
+    _, line = next(_lines(file))
+    header = line.strip().casefold()
+    for other in ";\t|,":
+        columns = [each.strip('" ') for each in header.split(other)]
+        if own not in header and other in header and column.casefold() in ("", *columns):
             copy = (
-                "import csv; csv.writer(open(1, 'w', newline=''), delimiter={!r}).writerows("
-                "csv.reader(open(0, newline=''), delimiter={!r}))"
+                f"import csv; csv.writer(open(1, 'w', newline=''), delimiter={own!r}).writerows("
+                f"csv.reader(open(0, newline=''), delimiter={other!r}))"
             )
-            command = file.conversion_advice(f'python3 -c "{copy.format(own, mark)}"')
-            return f"The columns are separated by {mark!r}, and not by {own!r}. {command}"
+            command = file.conversion_advice(f'python3 -c "{copy}"')
+            return f"The columns are separated by {other!r}, and not by {own!r}. {command}"
     return ""
 
 
 def columns_in_words(columns: Sequence[str]) -> str:
-    """Return a sentence such as "The columns are: 'a', 'b'."."""
+    """List columns in a sentence, such as "The columns are: 'a', 'b'."."""
     return f"The columns are: {listed(list(map(repr, columns)), 60) or 'none'}."
 
 
 def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its line feed.
+    """Yield the number of each line, from 1, and its text with its line feed.
 
     A byte order mark at the start is dropped.
 
@@ -134,10 +133,10 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
         io.BufferedReader(raw, 1 << 20) as stream,
     ):
         try:
-            while line := stream.readline(
-                max_bytes + 2
-            ):  # room for a carriage return and a line feed
-                line = line if number else line.removeprefix(b"\xef\xbb\xbf")
+            while True:
+                line = stream.readline(max_bytes + len(b"\r\n"))
+                if not number:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if not line:
                     break
                 number += 1
@@ -172,7 +171,11 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
 
 
 def _encoding_remedy(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
-    """Return how to convert the file, by its first bytes and the first NUL byte."""
+    """Return how to convert a file that is not UTF-8.
+
+    Its encoding is guessed by its first bytes, and by the place of the NUL byte in the line that
+    was read last.
+    """
     nul = stream.tell() - len(line) + line.find(0)
     stream.seek(0)
     start = stream.read(4)
@@ -191,7 +194,7 @@ def _encoding_remedy(file: SourceFile, stream: io.BufferedReader, line: bytes) -
 def read_rows(
     file: SourceFile, columns: Sequence[str], *, skip_blank: bool = False, limit: int | None = None
 ) -> Iterator[Row]:
-    """Yield the first `limit` rows with the cells of `columns`.
+    """Yield the first `limit` rows, each with its cells in these columns.
 
     Raises Halt (78) for bad input, OSError.
     """
@@ -201,7 +204,7 @@ def read_rows(
 
 
 def columns_of(file: SourceFile) -> list[str]:
-    """Return the columns of a format that is not JSON lines. Raises as `read_rows`."""
+    """Return the columns of a file that is not JSON lines. Raises as `read_rows`."""
     if file.format is SourceFormat.TXT:
         return ["text"]
     line, header = next(_records(file))
@@ -218,18 +221,11 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
     for column in columns:
         if not column or column not in header:
             raise missing_column(file, column, header)
-    indexes, width = [header.index(column) for column in columns], len(header)
-    records: Iterable[tuple[int, list[str]]] = islice(_records(file), 1, None)
+    indexes = [header.index(column) for column in columns]
+    width = len(header)
+    records: Iterator[tuple[int, list[str]]] = islice(_records(file), 1, None)
     if file.format is SourceFormat.TXT:
-        # A carriage return without a line feed is part of the text.
-        lines = _lines(file, MAX_TEXT_BYTES)
-        texts = (
-            (number, line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n"))
-            for number, line in lines
-        )
-        records = (
-            (number, [] if skip_blank and not text.strip() else [text]) for number, text in texts
-        )
+        records = _text_lines(file, skip_blank)
     if width == 1 and not skip_blank:
         # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one
         # column.
@@ -237,8 +233,7 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
     for line, record in _without_blanks(file, records, skip_blank):
         if len(record) != width:
             raise file.error(
-                f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has "
-                f"{width}.",
+                f"the row has {counted(len(record), 'field')}, the header has {width}.",
                 line,
                 "Correct it: a field with a delimiter, a quote or a line break in it needs double "
                 "quotes.",
@@ -246,17 +241,23 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
         yield line, [record[index] for index in indexes]
 
 
+def _text_lines(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield each line of a text file as a record of one field; of none for white space to skip."""
+    for number, line in _lines(file, MAX_TEXT_BYTES):
+        # A carriage return without a line feed is part of the text.
+        text = line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n")
+        yield number, [] if skip_blank and not text.strip() else [text]
+
+
 def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
-    """Yield first line and fields of each record, the header first.
+    """Yield the first line and the fields of each CSV record, the header included.
 
     A blank line is a record without fields.
     """
     csv.field_size_limit(_MAX_RECORD_BYTES)
     lines = (line for _, line in _lines(file))
-    reader, start = (
-        csv.reader(lines, delimiter=_DELIMITERS[file.format], strict=True),
-        1,
-    )
+    reader = csv.reader(lines, delimiter=_DELIMITERS[file.format], strict=True)
+    start = 1
     try:
         for record in reader:
             yield start, record
@@ -274,9 +275,9 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
 def _without_blanks(
     file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool
 ) -> Iterator[tuple[int, _Item]]:
-    """Leave out blank lines.
+    """Leave out blank lines, which are empty items.
 
-    One before a row is refused unless it is to be skipped: it may stand for a row.
+    Raises Halt (78) for one that a row follows, unless `skip`: it may be meant as a row.
     """
     blank = 0
     for line, item in items:
@@ -295,7 +296,9 @@ def _without_blanks(
 def _read_jsonl(
     file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None
 ) -> Iterator[Row]:
-    missing, item, rows = set(columns), dict[str, Any](), 0
+    missing = set(columns)
+    item = dict[str, Any]()
+    rows = 0
     for line, item in read_objects(file, skip_blank):
         missing -= item.keys()
         rows += 1
@@ -311,9 +314,9 @@ def _read_jsonl(
 def read_objects(
     file: SourceFile, skip_blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and cells of each row of any text format; of a repeated key the last.
+    """Yield the line and all cells by column of each row of a text format.
 
-    Raises as `read_rows`.
+    Of a key that a JSON object repeats, the last counts. Raises as `read_rows`.
     """
     if file.format is not SourceFormat.JSONL:
         columns = [name for name in columns_of(file) if name]
@@ -331,11 +334,9 @@ def read_objects(
             if not isinstance(item, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
-            problem = (
-                "nested too deeply"
-                if isinstance(error, RecursionError)
-                else str(error).replace("line 1 ", "")
-            )
+            problem = str(error).replace("line 1 ", "")
+            if isinstance(error, RecursionError):
+                problem = "nested too deeply"
             raise file.error(
                 f"malformed JSON: {problem}.",
                 number,
@@ -347,7 +348,7 @@ def read_objects(
 
 
 def utf8_of(file: SourceFile, place: int, text: str) -> bytes:
-    """Encode a text. Raises Halt (78) for half a character."""
+    """Encode a text. Raises Halt (78) for a surrogate, which is half a character."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -367,11 +368,13 @@ def quoted(name: str) -> str:
 def composer(
     request: IngestRequest,
 ) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
-    """Return the columns of a request by column or template, and what makes the text.
+    """Return the columns of a request's column or template, and the function that makes a text.
 
-    That takes file and line as well, and raises Halt (78) for a value that is not text.
+    It is called with file, line and the cells of these columns, and raises Halt (78) for a value
+    that is not text.
     """
-    is_template, parts = request.template is not None, request.parts
+    is_template = request.template is not None
+    parts = request.parts
     columns = tuple(dict.fromkeys(column for _, column in parts if column is not None))
     pieces = [(literal, columns.index(column)) for literal, column in parts if column is not None]
     rest, _ = parts[-1]
@@ -382,17 +385,15 @@ def composer(
             cell = cells[index]
             if type(cell) is not str:
                 is_nested = isinstance(cell, list | dict)
-                if is_nested or (cell is not None and not is_template):
+                if is_nested or not (is_template or cell is None):
                     name = columns[index]
-                    remedy = (
-                        yaml_line("sql", f"{quoted(name)}::VARCHAR")
-                        if is_nested
-                        else yaml_line("template", f"{{{name}}}")
-                    )
+                    meant = yaml_line("template", f"{{{name}}}")
+                    if is_nested:
+                        meant = yaml_line("sql", f"{quoted(name)}::VARCHAR")
                     raise file.error(
-                        f"the column holds {KINDS[type(cell)]}, not text.",
+                        f"the column holds {_TYPES_IN_WORDS[type(cell)]}, not text.",
                         line,
-                        f"If it is meant, write {remedy}",
+                        f"If it is meant, write {meant}",
                     )
                 cell = cell_text(cell) or ""
             text += literal + cell

@@ -10,8 +10,8 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor_worker.contract.exits import DISK_ERRNOS
 
 _BLOCK_BYTES = 16 << 20
-# What changes with the content, by the names that fsspec's file systems have for it; the first one
-# counts.
+# What changes with the content of a file, as the file systems of fsspec call it; the first that a
+# file has counts.
 _TAGS = (
     "ETag",
     "etag",
@@ -47,7 +47,7 @@ def expand_address(source: str) -> list[str]:
 
 
 def remote_state(address: str) -> list[str | int]:
-    """Return [size_bytes, tag], the same as long as the content is.
+    """Return [size_bytes, tag], which stay the same as long as the content does.
 
     Raises Halt as `expand_address`.
     """
@@ -64,12 +64,13 @@ def remote_state(address: str) -> list[str | int]:
 
 
 def download(address: str, target: Path) -> None:
-    """Write the content to a file.
+    """Write the content at the address to a file.
 
     Raises Halt as `expand_address`, and 75 if another number of bytes came than the size says;
     OSError for the disk.
     """
-    files, (size_bytes, _) = _file_system(address), remote_state(address)
+    files = _file_system(address)
+    size_bytes, _ = remote_state(address)
 
     def copy() -> int:
         name = files._strip_protocol(address)
@@ -103,9 +104,9 @@ def _file_system(address: str) -> Any:
 
 
 def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action gives; the libraries try again.
+    """Return what the action returns; fsspec's libraries repeat requests that fail.
 
-    Raises Halt (75, 78), OSError of a disk.
+    Raises Halt: 78 for what cannot be read, 75 if it cannot be reached; OSError of a local disk.
     """
     try:
         return action()
@@ -113,13 +114,13 @@ def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
         if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
             raise
         cause = error.__cause__ or error
-        # An address that the server sent us on to may be signed, and messages are kept.
+        # The query of an address to which the server redirected may hold a signature.
         why = re.sub(
             r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}"
         )
         why = why.split("\n", 1)[0][:500]
         stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
-        # botocore has errors for credentials that are missing, and is not imported here.
+        # botocore, whose errors for missing credentials these are, is not imported here.
         if isinstance(error, stays) or re.search(
             "Credential|ProfileNotFound", type(error).__name__
         ):

@@ -17,18 +17,18 @@ from chunkvisor_worker.contract.frozen import frozen
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
 
-_PARQUET_ADVICE = (
+_AS_PARQUET = (
     "Write a parquet file of it, by one line of Python, and name that file: "
     "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a "
     "database, "
     "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
 )
-"""What to do with a source of a kind that is not read."""
+"""The remedy for a source of a kind that is not read."""
 
 
 @frozen
 class IngestRequest:
-    """What to stage: exactly one of column, template and sql makes the text of a row."""
+    """What is to be read: exactly one of column, template and sql makes the text of a row."""
 
     sources: tuple[str, ...]  # absolute paths, patterns or addresses, in the order of their rows
     column: str | None = None
@@ -37,19 +37,21 @@ class IngestRequest:
     skip_blank: bool = False
     where: str | None = None  # SQL condition; rows for which it is not true are left out
     columns: tuple[str, ...] = ()  # carried along to the final file
-    max_rows: int | None = None  # rows that are read, from the start of all sources; None means all
-    memory_limit_bytes: int = 1 << 30  # of the child, about
+    max_rows: int | None = None  # of all sources together, from the first on; None means all
+    memory_limit_bytes: int = 1 << 30  # for the whole child, about
 
     @property
     def parts(self) -> list[tuple[str, str | None]]:
-        """The text in pairs of literal text and the column that follows.
+        """The template in pairs of literal text and the column after it; the last has no column.
 
-        The last pair has no column. Raises Halt.
+        `"Summary: {title}."` is `[("Summary: ", "title"), (".", None)]`. Raises Halt (78) for a
+        template with a stray brace or no column.
         """
         if self.template is None:
             return [("", self.column), ("", None)]
         parts: list[tuple[str, str | None]] = []
-        literal, end = "", 0
+        literal = ""
+        end = 0
         for token in _TOKEN.finditer(self.template):
             literal += self.template[end : token.start()]
             end = token.end()
@@ -89,18 +91,17 @@ class SourceFile:
     is_elsewhere: bool
 
     def error(self, what: str, line: int | None = None, remedy: str = "") -> Halt:
-        """Return a Halt (78) for a fault in it.
+        """Return a Halt (78) for a fault in the file.
 
-        Lines are counted from 1, rows of parquet from 0.
+        `line` is counted from 1; of parquet it is a row, counted from 0.
         """
         unit = "row" if self.format is SourceFormat.PARQUET else "line"
-        return config_error(
-            f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy
-        )
+        where = "" if line is None else f", {unit} {line}"
+        return config_error(f"{self.place}{where}: {what}", remedy)
 
     def conversion_advice(self, command: str) -> str:
-        """Return what a person types to get a plain copy, and what the config then says."""
-        path = Path(self.place if not self.is_elsewhere else Path(self.place).name)
+        """Advise a pipe through `command` to a plain copy, and to name the copy in the config."""
+        path = Path(Path(self.place).name if self.is_elsewhere else self.place)
         bare = path.with_suffix("") if self.compression else path
         copy = str(bare.with_suffix(f".converted{bare.suffix}"))
         read = {"": "cat", "gzip": "gzip -dc", "zstd": "zstd -dc"}[self.compression]
@@ -109,7 +110,7 @@ class SourceFile:
 
 
 def yaml_line(key: str, value: str) -> str:
-    """Return the key and its value as a config has them."""
+    """Return a line of a config with this key and value."""
     import yaml  # late: only messages need it
 
     return yaml.safe_dump({key: value}, allow_unicode=True, width=float("inf")).strip()
@@ -118,10 +119,11 @@ def yaml_line(key: str, value: str) -> str:
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """Return the files in the order of their rows.
 
-    Sources as given, the matches of each pattern sorted by name.
+    The sources keep their order; the files that match one pattern are sorted by name. A name that
+    exists is that file, even if it looks like a pattern.
 
-    A name that exists is that file, even if it looks like a pattern. Raises Halt: 78 for what is
-    not a readable file of a known format, 75 if an address cannot be reached.
+    Raises Halt: 78 for what is not a readable file of a known format, 75 if an address cannot be
+    reached.
     """
     found = list[SourceFile]()
     for source in sources:
@@ -140,13 +142,13 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
 
 
 def _source_file(place: str) -> SourceFile:
-    """Find the format by the suffixes.
+    """Recognize format and compression by the suffixes.
 
-    Raises Halt (78) for an unknown one, and for what is not a file.
+    Raises Halt (78) for an unknown format, and for what is not a file.
     """
-    elsewhere = is_remote(place)
-    path = Path(place.split("?")[0]) if elsewhere else Path(place)
-    if not elsewhere and not stat.S_ISREG(_stat(path)[0]):
+    is_elsewhere = is_remote(place)
+    path = Path(place.split("?")[0] if is_elsewhere else place)
+    if not is_elsewhere and not stat.S_ISREG(_stat(path)[0]):
         raise config_error(
             f"{path} is not a regular file.", f"Name the files in the folder, such as {path}/*.csv"
         )
@@ -160,17 +162,14 @@ def _source_file(place: str) -> SourceFile:
         )
         raise config_error(
             f"{place}: files of this kind are not read.",
-            f"Rename or convert it. {_PARQUET_ADVICE}",
+            f"Rename or convert it. {_AS_PARQUET}",
             why=known,
         )
-    return SourceFile(place, path, form, compression, elsewhere)
+    return SourceFile(place, path, form, compression, is_elsewhere)
 
 
 def _stat(path: Path) -> list[int]:
-    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file.
-
-    Raises Halt (78) if there is none.
-    """
+    """Return mode, size_bytes, mtime_ns, ctime_ns, inode. Raises Halt (78) for a missing file."""
     try:
         return [path.stat().st_mode, *state_of(path)]
     except OSError as error:
@@ -182,7 +181,7 @@ def _stat(path: Path) -> list[int]:
 
 
 def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
-    """Return the state of each file by its place: equal as long as no source was touched.
+    """Return what tells whether a file was touched: size, times and the like, by its place.
 
     Raises Halt as `resolve`.
     """

@@ -21,11 +21,12 @@ from chunkvisor.sources import readers
 from chunkvisor.sources.readers import quoted
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, yaml_line
 
-# for Python and one batch of rows; and for a thread, which holds row groups of parquet
 _SHARE_BYTES = 256 << 20
-_BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
+"""Memory for Python and one batch of rows; also for each thread, which holds parquet row groups."""
+_BATCH_ROWS = 8192
+_BATCH_CHARS = 8 << 20
 _BEYOND_ONE_ROW = {"window", "subquery", "unnest", "star", "positional_reference"}
-# SQL calls these functions without brackets; to the parser they are columns.
+# SQL calls these functions without brackets, so that the parser takes them for columns.
 _CLOCK = frozenset(
     {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 )
@@ -40,11 +41,11 @@ _TYPES = {
 }
 _WHOLE = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
 _NESTED = re.compile(r"\]$|^(STRUCT|MAP|UNION|BLOB)")
-# The types of what a row has in the columns that are used.
 Kinds: TypeAlias = tuple[str, ...]
-# Of a text format: its line, its text and the cells that are used, and their types.
+"""The SQL type of each cell that a row has in the columns that the request uses."""
 Row: TypeAlias = tuple[int, list[str | None], Kinds]
-# What sees numbers as their source writes them.
+"""A row of a text format: its line, its text and then its used cells, and the types of these."""
+# Functions and types that take a number as its source writes it.
 _TEXT_OPERATIONS = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
 
@@ -53,7 +54,7 @@ def _literal(text: str) -> str:
 
 
 def _as_text(kind: str, sql: str) -> str:
-    """Return what makes text of an expression of that type."""
+    """Return the SQL that makes text of an expression of this type."""
     if kind == "BLOB":
         return f"decode({sql})"
     if kind == "JSON":
@@ -66,11 +67,11 @@ def _as_text(kind: str, sql: str) -> str:
 
 
 def _takes_text(node: dict[str, Any]) -> bool:
-    """Return whether this part of an expression takes text.
+    """Return whether this node of a parsed expression needs the text of what is in it.
 
-    It joins it, casts to it, or compares it with a string.
+    It does if it joins texts, casts to text, or compares with a string.
     """
-    # DuckDB before 2.0 has other names in its trees.
+    # DuckDB before 2.0 calls the type of a cast `cast_type`.
     target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
     if {node.get("function_name"), target.upper()} & _TEXT_OPERATIONS:
         return True
@@ -81,7 +82,7 @@ def _takes_text(node: dict[str, Any]) -> bool:
 
 
 def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each column that a parsed expression names, and whether it is taken as text there."""
+    """Yield each column that a parsed expression names, and whether its text is needed there."""
     if isinstance(node, dict):
         if node.get("class") == "COLUMN_REF":
             yield node["column_names"][0], as_text
@@ -93,29 +94,34 @@ def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]
 
 
 class SqlReader:
-    """Reads the files of a request in their order, and collects carried columns.
+    """Reads the files of a request in their order, and collects the columns to carry along.
 
-    A row of a text format is computed with the types of its own values, so that no other row has a
-    say in its text.
+    Each row of a text format is computed with the types of its own values, so that its text depends
+    on no other row: 42 is a number in one row and "42" a text in the next. Rows with the same types
+    share a query.
     """
 
     def __init__(self, request: IngestRequest, scratch: Path) -> None:
         """Connect to a database that spills to `scratch`.
 
-        Raises Halt (78) for SQL that is not of one row.
+        Raises Halt (78) for SQL that looks at more than one row.
         """
-        self._request, self._rows_before = request, 0
-        # Columns that are used, by their folded names, and those of which `sql` or `where` takes
-        # more than the text.
-        self._used, self._typed = dict[str, str](), set[str]()
-        # Columns of the present file; of the rows that were last tried, the first line, and SQL.
-        self._columns, self._line, self._rows = dict[str, str](), 0, ""
+        self._request = request
+        self._rows_before = 0  # in earlier files and batches
+        self._used = dict[str, str]()
+        """Columns that `sql`, `where` or `columns` use, by their names in lower case."""
+        self._typed = set[str]()
+        """Those of which `sql` or `where` needs more than the text, in lower case."""
+        self._columns = dict[str, str]()
+        """Columns of the present file, with their types."""
+        self._line = 0  # the first of the rows that were tried last, for messages
+        self._rows = ""  # SQL that selects these rows
         self._queries = dict[Kinds, str]()
-        self._number = "DOUBLE"  # what a column is to be where a number is needed
-        # Columns that are carried along: the types of their values, and the one in which they are
-        # kept.
+        self._number = "DOUBLE"  # the cast to suggest where a number is needed
         self._found = {name: set[str]() for name in request.columns}
+        """The types of the values in each column that is carried along."""
         self._kept = dict[str, str]()
+        """The one type in which such a column is kept."""
         self._names, self._compose = readers.composer(request)
         limit_bytes = max(
             request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2
@@ -146,7 +152,7 @@ class SqlReader:
         return self._connection.execute(sql, values or None).fetchall()
 
     def _check_expression(self, key: str, sql: str) -> None:
-        """Refuse what is not one expression over one row. Raises Halt (78)."""
+        """Note the columns of an expression. Raises Halt (78) if it looks at more than one row."""
         ((tree,),) = self._execute("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
         parsed = json.loads(tree)
         if parsed["error"]:
@@ -161,13 +167,12 @@ class SqlReader:
             raise config_error(
                 f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
             )
-        # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all
-        # the same.
+        # DuckDB calls error() volatile only so that it is not moved about.
         unstable = self._execute(
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
         )
-        # Inside a string of the tree, quotes are escaped: this pattern matches its own names alone.
+        # Quotes within a string of the JSON are escaped, so this pattern cannot match there.
         called = {
             each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
         }
@@ -187,17 +192,20 @@ class SqlReader:
             self._number = "BIGINT"
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
-        """Yield line (or row of parquet) and text of the first rows.
+        """Yield line (or row of parquet) and text of the first `limit` rows of the file.
 
-        The text is None if `where` is not true.
+        The text is None for a row that `where` leaves out.
 
         Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
         """
-        self._columns, self._line, self._rows = {}, 0, ""
+        self._columns = {}
+        self._line = 0
+        self._rows = ""
+        is_parquet = file.format is SourceFormat.PARQUET
         try:
             yield from (
-                self._parquet_rows if file.format is SourceFormat.PARQUET else self._text_rows
-            )(file, limit)
+                self._parquet_rows(file, limit) if is_parquet else self._text_rows(file, limit)
+            )
         except RecursionError as error:
             raise file.error("a value is nested too deeply.") from error
         except duckdb.Error as error:
@@ -239,7 +247,8 @@ class SqlReader:
         ((rows,),) = self._execute(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
         rows = rows if limit is None else min(rows, limit)
         self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
-        cursor, expected = self._connection.execute(self._query(file, self._parquet_text(file))), 0
+        cursor = self._connection.execute(self._query(file, self._parquet_text(file)))
+        expected = 0
         while fetched := cursor.fetchmany(4096):
             for row, kept, text in fetched:
                 assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
@@ -257,15 +266,18 @@ class SqlReader:
                 raise readers.missing_column(file, name, self._columns)
 
     def _parquet_text(self, file: SourceFile) -> str:
-        """Return SQL for a column or a template of parquet. Raises Halt (78) for another type."""
-        pieces, request = list[str](), self._request
-        for literal, column in request.parts:
+        """Return the SQL that makes a text of parquet columns, by `column` or `template`.
+
+        Raises Halt (78) for a column that does not hold text.
+        """
+        pieces = list[str]()
+        for literal, column in self._request.parts:
             pieces.append(_literal(literal))
             if column is not None:
                 kind = self._columns[column]
                 text = _as_text(kind, quoted(column))
-                is_other = request.column is not None and kind not in ("VARCHAR", '"NULL"')
-                if is_other or _NESTED.search(kind):
+                is_text = kind in ("VARCHAR", '"NULL"') or self._request.column is None
+                if not is_text or _NESTED.search(kind):
                     raise file.error(
                         f"column {column!r} holds {kind}, not text.",
                         remedy=f"If it is meant, write {yaml_line('sql', text)}",
@@ -274,13 +286,16 @@ class SqlReader:
         return " || ".join(pieces)
 
     def _text_rows(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
-        keys, batch, rows, chars = dict[str, str](), list[Row](), 0, 0
+        keys = dict[str, str]()  # columns of the file by their names in lower case
+        batch = list[Row]()
+        rows = 0
+        chars = 0
         for line, item in readers.read_objects(file, self._request.skip_blank):
             if not item.keys() <= self._columns.keys():
                 self._columns |= dict.fromkeys(item, "VARCHAR")
                 keys |= {name.casefold(): name for name in item}
             if rows == limit:
-                # The rest is only searched for keys that the first rows happen to lack.
+                # The rest is only searched for columns that the first rows happen to lack.
                 if self._used.keys() <= keys.keys():
                     break
                 continue
@@ -293,7 +308,8 @@ class SqlReader:
             chars += len(readers.utf8_of(file, line, "".join(filter(None, cells))))
             if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
                 yield from self._compute(file, batch)
-                batch, chars = [], 0
+                batch = []
+                chars = 0
         yield from self._compute(file, batch)
         if len(keys) < len(self._columns):
             raise file.error(
@@ -310,8 +326,9 @@ class SqlReader:
             self._query_for(file, tuple(found))
 
     def _compute(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
-        """Yield line and text of these rows, and keep their columns."""
-        groups, texts = dict[Kinds, list[int]](), dict[int, str | None]()
+        """Yield line and text of these rows, and keep the columns to carry along."""
+        groups = dict[Kinds, list[int]]()
+        texts = dict[int, str | None]()
         for number, (_, _, kinds) in enumerate(batch):
             groups.setdefault(kinds, []).append(number)
         for kinds, numbers in groups.items():
@@ -327,9 +344,9 @@ class SqlReader:
     def _run_query(
         self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
     ) -> list[tuple[int, bool, str | None]]:
-        """Return number, whether it is kept, and text of rows of these types.
+        """Return number, whether it is kept, and text of rows of the batch with these types.
 
-        An error is of the row at `_line`.
+        Of rows that fail together, each half is tried alone, until `_line` is the line to blame.
         """
         self._line = batch[numbers[0]][0]
         self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
@@ -338,33 +355,35 @@ class SqlReader:
         except duckdb.Error:
             if len(numbers) == 1:
                 raise
-            halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-            return [each for half in halves for each in self._run_query(file, kinds, batch, half)]
+            middle = len(numbers) // 2
+            return [
+                *self._run_query(file, kinds, batch, numbers[:middle]),
+                *self._run_query(file, kinds, batch, numbers[middle:]),
+            ]
 
     def _register(
         self, name: str, columns: Iterable[str], batch: list[Row], numbers: list[int]
     ) -> None:
-        """Give SQL these rows of the batch under that name."""
+        """Let SQL read these rows of the batch as a table of that name."""
         arrays = {"__row": np.array(numbers)}
         for slot, column in enumerate(["__text", *columns]):
             arrays[column] = np.array([batch[number][1][slot] for number in numbers], dtype=object)
         self._connection.register(name, arrays)
 
     def _query_for(self, file: SourceFile, kinds: Kinds) -> str:
-        """Return the query for rows whose values have these types.
+        """Return the query for rows whose values have these types; a column of type "" is absent.
 
-        A column without one is not there.
-
-        What is no text is text as well, as it is written, where the request takes nothing else of
-        it.
+        A value that is not text is given as the text that its source writes, if the request needs
+        no more of it. If DuckDB refuses that, the value's own type is tried, then the text of one
+        column after another.
         """
         if kinds in self._queries:
             return self._queries[kinds]
         types = {name: kind for name, kind in zip(self._used, kinds, strict=True) if kind}
-        plain = [name for name, kind in types.items() if kind != "VARCHAR"]
-        written = {name: "VARCHAR" for name in plain if name not in self._typed}
+        others = [name for name, kind in types.items() if kind != "VARCHAR"]
+        as_text = {name: "VARCHAR" for name in others if name not in self._typed}
         refused: Exception | None = None
-        for changes in (written, {}, *(written | {name: "VARCHAR"} for name in plain)):
+        for changes in (as_text, {}, *(as_text | {name: "VARCHAR"} for name in others)):
             cells = ["*"]
             for slot, name in enumerate(self._used):
                 if name in types:
@@ -380,9 +399,9 @@ class SqlReader:
         raise refused
 
     def _query(self, file: SourceFile, text: str) -> str:
-        """Return SQL for row, whether it is kept, and text.
+        """Return the query for row, whether `where` keeps it, and its text.
 
-        Raises Halt (78) if that is none, duckdb.Error.
+        Raises Halt (78) if `sql` does not give text, duckdb.Error.
         """
         request = self._request
         kept = (
@@ -402,8 +421,9 @@ class SqlReader:
         return query
 
     def _repaired(self, key: str) -> str:
-        """Return the line of the config that is valid, if casts of its columns make it so."""
-        sql, names = getattr(self._request, key), list(map(re.escape, self._used))
+        """Return the advice to cast a column, or all, if that makes the expression valid."""
+        sql = getattr(self._request, key)
+        names = list(map(re.escape, self._used))
         casts = ("", f"::{self._number}", "::VARCHAR")
         for cast, name in itertools.product(casts, [*names, "|".join(names)]):
             column = rf"""(?<![':])"?\b({name})\b"?(?!')"""
@@ -417,15 +437,14 @@ class SqlReader:
         return ""
 
     def _keep_columns(self, kinds: dict[str, str], rows: str, count: int) -> None:
-        """Keep the columns that are carried along of these rows.
-
-        In one type, whatever those of the sources are.
-        """
+        """Keep the carried columns of these rows, each column in one type for all files."""
         cells = [f"CAST(__row + {self._rows_before} AS BIGINT) AS source_row"]
         self._rows_before += count
         for name in self._found:
-            column, kind = quoted(name), kinds[name]
-            value, kept = column, self._kept.setdefault(name, kind)
+            column = quoted(name)
+            kind = kinds[name]
+            value = column
+            kept = self._kept.setdefault(name, kind)
             if kept != kind:
                 is_whole = {kept, kind} <= _WHOLE
                 goal = "BIGINT" if is_whole else "VARCHAR"
@@ -443,13 +462,11 @@ class SqlReader:
             self._execute(f"INSERT INTO scratch.rows {select}")
 
     def write_rows(self, path: Path) -> None:
-        """Write what is known of each row.
-
-        Row, source_row if `where` leaves rows out, and the carried columns.
-        """
+        """Write `rows.parquet`: row, source_row if `where` leaves rows out, carried columns."""
         names = ["CAST(rowid AS BIGINT) AS row"]
         for name, found in self._found.items():
-            kind, column = self._kept[name], quoted(name)
+            kind = self._kept[name]
+            column = quoted(name)
             found.discard('"NULL"')
             # Parquet has no integers of 128 bits.
             if kind == "VARCHAR" and len(found) == 1 and "HUGEINT" not in found:
@@ -465,12 +482,12 @@ class SqlReader:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the type in SQL of a value of a text format."""
+    """Return the SQL type of a value of a text format."""
     kind = _TYPES[type(value)]
     is_long = kind == "BIGINT" and len(value) > 18 and abs(int(value[:40])) >> 63
     return "HUGEINT" if is_long else kind
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Return whether DuckDB says that the disk is full or failing, which it does in words alone."""
+    """Return whether the disk is full or failing, which DuckDB says only in its message."""
     return re.search("No space left|Disk quota exceeded|Input/output error", str(error)) is not None

@@ -1,4 +1,6 @@
-"""The child: reads the sources of one request and writes the staged table. It alone imports DuckDB.
+"""The child process that reads the sources of one request and writes its staged table.
+
+The parent starts it, see `child.py`; no other process imports DuckDB.
 
 It ends with its parent; the record (`table.json`) is written last, when the table is whole and on
 disk.
@@ -44,33 +46,36 @@ def stage(request: IngestRequest, folder: Path) -> None:
     """
     sources = resolve(request.sources)
     state = signature(sources)
-    paths, scratch = TableFiles(folder), folder / "scratch"
+    paths = TableFiles(folder)
+    scratch = folder / "scratch"
     scratch.mkdir()
     # To make a database takes 30 ms, and a column of a text file needs none.
     by_sql = request.sql is not None or request.where is not None or bool(request.columns)
     by_sql |= any(source.format is SourceFormat.PARQUET for source in sources)
     database = SqlReader(request, scratch) if by_sql else None
-    files, read, spool = list[TableSource](), 0, Spool(paths, scratch)
+    files = list[TableSource]()
+    rows_read = 0
+    spool = Spool(paths, scratch)
     with open(paths.places, "wb") as places:
         for source in sources:
-            left = None if request.max_rows is None else request.max_rows - read
-            if left == 0:
+            rows_left = None if request.max_rows is None else request.max_rows - rows_read
+            if rows_left == 0:
                 break
-            first, number, local = spool.rows, -1, source
+            local = source
             if source.is_elsewhere:
-                local = replace(
-                    source, path=scratch / f"fetched{''.join(source.path.suffixes[-2:])}"
-                )
+                local = replace(source, path=scratch / "fetched")
                 download(source.place, local.path)
-            for number, text in enumerate(_utf8_texts(database, local, request, left)):
+            first_row = spool.rows
+            number = -1
+            for number, text in enumerate(_utf8_texts(database, local, request, rows_left)):
                 if text is not None:
                     spool.append(text)
                     if request.where is not None:
                         places.write(array("q", [number]).tobytes())
             if source.is_elsewhere:
                 local.path.unlink()
-            read += number + 1
-            files.append(TableSource(source.place, first, spool.rows - first))
+            rows_read += number + 1
+            files.append(TableSource(source.place, first_row, spool.rows - first_row))
     if database is not None and spool.rows and (request.where is not None or request.columns):
         database.write_rows(paths.rows)
     if request.where is None:
@@ -94,9 +99,9 @@ def stage(request: IngestRequest, folder: Path) -> None:
 def _utf8_texts(
     database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int | None
 ) -> Iterator[bytes | None]:
-    """Yield UTF-8 of the first `limit` rows of the file; None for one that `where` leaves out.
+    """Yield the texts of the first `limit` rows in UTF-8; None for a row that `where` leaves out.
 
-    Raises Halt (78).
+    Raises Halt (78) for bad input, OSError, duckdb.Error.
     """
     rows: Iterator[tuple[int, str | None]]
     if database is not None:
@@ -122,7 +127,7 @@ def _utf8_texts(
 
 
 def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
-    """Return the message for an error that is not a bug of chunkvisor."""
+    """Turn an error into the Halt that the user reads; None if it is a bug of chunkvisor."""
     if isinstance(error, Halt):
         return error
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
@@ -135,23 +140,21 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
         )
     if isinstance(error, OSError):
         return refusal(error, folder)
-    if isinstance(error, duckdb.IOException) or is_disk_fault(
-        error
-    ):  # of DuckDB's own files in the scratch folder
+    # DuckDB's own files are in the scratch folder.
+    if isinstance(error, duckdb.IOException) or is_disk_fault(error):
         return disk_halt(OSError(errno.ENOSPC, str(error)), folder)
     return None
 
 
 def main(arguments: list[str]) -> int:
-    """Stage `request.json` of `FOLDER [PARENT_PID]`.
+    """Stage the request in `FOLDER/request.json`; `arguments` are `FOLDER [PARENT_PID]`.
 
-    Return the exit code, which is that of `chunkvisor`.
-
-    Why it could not be done is in `answer.json`, but for a bug; the log has the traceback of
-    either.
+    Return an exit code of `chunkvisor`. A failure that is not a bug is explained in
+    `FOLDER/answer.json`; the traceback of any failure goes to standard error, which is the log.
     """
     os.umask(0o077)
-    folder, request = Path(arguments[0]), None
+    folder = Path(arguments[0])
+    request = None
     if len(arguments) > 1:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(arguments[1]):  # it has ended before that call

@@ -1,10 +1,10 @@
-"""The staged table: the texts of one output, each once, and which row has which.
+"""The staged table of an output: each distinct text once, and which text each row has.
 
-Written once, read block by block.
+It is written once, and read block by block, so that it need not fit in memory.
 
-Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability
-n**2 / 2**129, 4e-19 for ten billion. While the table is written, hashes lie on disk in bins that
-are read one by one, so that at most ten bytes of each row are in memory.
+Texts are distinguished by 128 bits of BLAKE2b: two of n texts share a hash with a probability of
+n**2 / 2**129, which is 4e-19 for ten billion. While the table is written, the hashes lie on disk in
+256 bins that are read one by one, so that at most ten bytes of each row are in memory.
 """
 
 import hashlib
@@ -38,34 +38,35 @@ from chunkvisor_worker.contract.frozen import frozen
 
 Numbers = npt.NDArray[np.int64]
 
-_TEXTS_AT_ONCE = 4096  # texts that are held at a time
+_TEXTS_AT_ONCE = 4096
 _ROWS_AT_ONCE = 1 << 20
+# What `Spool` holds before it writes.
 _BATCH_ROWS = 200_000
 _BATCH_BYTES = 32 << 20
-# Of the index: a text's hash and its first row; sorted by the hash, each text once.
 _RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
-_BLOCK = 1 << 17  # records or rows that are taken at a time
+"""A record of the index: a text's hash and the first row that has the text."""
+_BLOCK = 1 << 17  # records or rows that are read at a time
 
 
 @frozen
 class TableFiles:
-    """Every path in the folder of a table. Numbers are little-endian and take eight bytes."""
+    """Every path in a table's folder. A number in a .bin file is little-endian, of eight bytes."""
 
     folder: Path
 
-    # the distinct texts in UTF-8, one after the other, in the order of their first rows
+    # The distinct texts in UTF-8, without separators, numbered in the order of their first rows.
     texts = FileIn("texts.bin")
-    offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and the end
-    row_text = FileIn("row_text.bin")  # number of each row's text
-    first_row = FileIn("first_row.bin")  # first row of each text
-    index = FileIn("index.bin")  # hash and first row of each text, in the order of the hashes
-    # if columns are carried along or rows left out: what is to be known of each row
+    offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and where the last ends
+    row_text = FileIn("row_text.bin")  # the number of each row's text
+    first_row = FileIn("first_row.bin")  # the first row of each text
+    index = FileIn("index.bin")  # hash and first row of each text, sorted by hash: `_RECORD`
+    # Only if columns are carried along or rows left out: source_row and these columns of each row.
     rows = FileIn("rows.parquet")
-    places = FileIn("places.bin")  # if rows are left out: number of each row in its file
-    record = FileIn("table.json")  # sealed JSON: `TableRecord`
+    places = FileIn("places.bin")  # only if rows are left out: the number of each row in its file
+    record = FileIn("table.json")  # `TableRecord`; written last, it makes the folder a table
 
     def holds_index(self) -> bool:
-        """Return whether there is an index, as the record has it: `clean` leaves no more.
+        """Return whether the index is there and unchanged. `chunkvisor clean` removes the rest.
 
         Raises OSError.
         """
@@ -78,7 +79,7 @@ class TableFiles:
 
 @frozen
 class TableSource:
-    """Where the rows of one source file stand in the table."""
+    """Which rows of the table come from one source file."""
 
     place: str  # path or address
     first_row: int
@@ -87,36 +88,41 @@ class TableSource:
 
 @frozen
 class TableRecord:
-    """What the record says of a table."""
+    """What `table.json` says of a table."""
 
     rows: int
     distinct: int
     empty: int  # rows whose text is empty
     signature: dict[str, Any]
-    """State of all source files when they were read, see `resolve.signature`."""
+    """The state of all source files when they were read, see `resolve.signature`."""
     skip_blank: bool
     files: tuple[TableSource, ...]  # those that were read, in the order of their rows
-    # Set when the files are stamped.
+    # These two are set by `seal_table`.
     digest: str = ""
-    """Sha256 of the texts, their lengths and the rows that have them, whatever the sources."""
-    stamps: dict[str, Stamp] = field(default_factory=dict)  # of the other files, by name
+    """SHA-256 over texts, offsets and row_text; the same whatever files the rows came from."""
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    """The digest and state of each other file of the table, by name."""
 
 
 # --- writing
 
 
 class Spool:
-    """Appends texts to the table's text file, and facts about them to the scratch folder."""
+    """Takes the text of one row after the other, and writes the table's files.
+
+    First all texts are appended to the text file, repeats included, and their lengths and hashes to
+    files in the scratch folder. `write_files` then removes the repeats.
+    """
 
     def __init__(self, files: TableFiles, scratch: Path) -> None:
-        self.rows = 0  # so far, whether or not they are written
-        self.empty = 0  # rows that are written and whose text is empty
+        self.rows = 0  # appended so far
+        self.empty = 0  # those whose text is empty; complete after `write_files`
         self._files = files
         self._lengths = scratch / "lengths.bin"
-        # Equal texts meet in one bin, and the bins follow each other as the hashes do.
+        # The bin is the first byte of the hash. So equal texts are in one bin, and the bins one
+        # after the other have all hashes in order.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
-        # rows that were written together, and bytes of their texts
-        self._batches: list[tuple[int, int]] = []
+        self._batches: list[tuple[int, int]] = []  # (rows, bytes of their texts) of each write
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -146,7 +152,7 @@ class Spool:
         first_bytes = np.frombuffer(digests, dtype=np.uint8)[::16]
         order = np.argsort(first_bytes, kind="stable")
         numbers, begins = np.unique(first_bytes[order], return_index=True)
-        # Of no rows there are no numbers, and one empty part.
+        # Without rows there are no numbers, but one empty part: hence not strict.
         for number, part in zip(numbers.tolist(), np.split(found[order], begins[1:]), strict=False):
             with open(self._bins[number], "ab") as file:
                 file.write(part.tobytes())
@@ -156,20 +162,18 @@ class Spool:
         self._pending_bytes = 0
 
     def write_files(self) -> int:
-        """Write all files of the table but its record, and return the number of distinct texts.
+        """Write the files that hold texts and numbers, and return the number of distinct texts.
 
         Raises OSError.
-
-        Texts are numbered in the order of their first rows.
         """
         self._flush()
-        # The first row that has the text of each row. Small numbers where they do: 8 bytes each
-        # would be much.
+        # For each row, the first row with the same text. In the smallest type that suffices, since
+        # all rows are in memory here.
         first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
         with open(self._files.index, "wb") as index:
             for path in filter(Path.exists, self._bins):
                 found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
-                # stable: the first row comes first
+                # A stable sort: of rows with the same hash, the first stays first.
                 found = found[np.argsort(found["hash"], kind="stable")]
                 is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])
                 firsts = found[is_first]
@@ -195,8 +199,8 @@ class Spool:
     def _drop_repeats(self, first_of: npt.NDArray[Any]) -> None:
         """Leave only the first of equal texts in the text file, and write `offsets`.
 
-        The file is compacted in place: a text only ever moves towards the start, behind what has
-        been read.
+        The file is compacted in place: a text moves only towards the start, to where all has been
+        read already.
         """
         row = kept_bytes = 0
         with (
@@ -218,7 +222,7 @@ class Spool:
 
 
 def seal_table(folder: Path, record: TableRecord) -> None:
-    """Stamp the finished and synced files, and write the record that makes the folder a table.
+    """Take the digests of the finished and synced files, and write the record with them.
 
     Raises OSError.
     """
@@ -244,13 +248,17 @@ def seal_table(folder: Path, record: TableRecord) -> None:
 class StagedTable(TableRecord):
     """A table on disk, open for reading.
 
-    Methods raise DamagedError if it has no such text or row.
+    Methods raise DamagedError for a text or row that it does not have, and OSError.
     """
 
     folder: Path
-    # Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of
-    # those to be encoded.
     reuse: Reuse | None = None
+    """Which texts have a vector elsewhere.
+
+    If it is set, `distinct`, `texts`, `each_text`, `first_row` and `row_text` count only the other
+    texts, those to be encoded: number 0 is the first of these. Methods whose names end in `_at`
+    always number all texts.
+    """
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
@@ -269,7 +277,7 @@ class StagedTable(TableRecord):
         )
 
     def without(self, reuse: Reuse | None) -> "StagedTable":
-        """Return the table as chunks see it, without the texts that have a vector elsewhere."""
+        """Return the table as it is cut into chunks: without texts that have a vector elsewhere."""
         return self if reuse is None else replace(self, distinct=reuse.encoded, reuse=reuse)
 
     def _numbers(self, start: int, stop: int) -> Numbers:
@@ -277,7 +285,7 @@ class StagedTable(TableRecord):
 
     @property
     def carried(self) -> str | None:
-        """sha256 of rows.parquet, if there is one."""
+        """The digest of rows.parquet, if there is one."""
         stamp = self.stamps.get(TableFiles(self.folder).rows.name)
         return stamp.digest if stamp is not None else None
 
@@ -286,7 +294,7 @@ class StagedTable(TableRecord):
         return self.texts_at(self._numbers(start, stop))
 
     def texts_at(self, numbers: Numbers) -> list[str]:
-        """Read the distinct texts of these numbers, which rise; each file is opened once."""
+        """Read the distinct texts of these numbers, which rise."""
         paths = TableFiles(self.folder)
         found = list[str]()
         begins, ends = (_pick(paths.offsets, each) for each in (numbers, numbers + 1))
@@ -304,14 +312,14 @@ class StagedTable(TableRecord):
         return found
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the distinct texts start..stop without all of them in memory."""
+        """Yield the distinct texts start..stop, a block of them in memory at a time."""
         for first in range(start, stop, _TEXTS_AT_ONCE):
             yield from self.texts(first, min(first + _TEXTS_AT_ONCE, stop))
 
     def row_text(self, start: int, stop: int) -> Numbers:
-        """Read the numbers of the texts of rows start..stop, -1 for one that is not encoded.
+        """Read the number of the text of each row start..stop; shape (stop - start,).
 
-        Shape (stop - start,).
+        It is -1 for a text that is not to be encoded.
         """
         texts = self.row_text_at(np.arange(start, stop))
         if self.reuse is None:
@@ -319,7 +327,7 @@ class StagedTable(TableRecord):
         return np.maximum(~self.reuse.where_of(texts), -1)
 
     def row_text_at(self, rows: Numbers) -> Numbers:
-        """Read the same of any rows, in their order."""
+        """Read the number of the text of each of these rows, in their order."""
         return _pick(TableFiles(self.folder).row_text, rows)
 
     def first_row(self, start: int, stop: int) -> Numbers:
@@ -327,27 +335,23 @@ class StagedTable(TableRecord):
         return self.first_row_at(self._numbers(start, stop))
 
     def first_row_at(self, texts: Numbers) -> Numbers:
-        """Read the same of any texts, in their order."""
+        """Read the first row of each of these texts, in their order."""
         return _pick(TableFiles(self.folder).first_row, texts)
 
     def reused_texts(self, reuse: Reuse, most: int) -> list[str]:
-        """Read those of the output's first `most` texts whose vectors are taken over.
-
-        The shortest come first.
-        """
+        """Read those of the first `most` texts that are reused: the shortest first, blanks last."""
         where = reuse.where_of(np.arange(min(most, reuse.texts)))
         texts = self.texts_at(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:
-        """Say where a row stands, for messages.
+        """Say where a row stands: `file:line`, or `file, row N`, counted from 0.
 
-        `file:line`, for which the file is read up to there, or the row.
-
-        There is no line if the format has none, or the file is not the one that was read.
+        To find the line, the file is read up to it. There is none if the format has no lines, or
+        the file was changed since it was staged.
         """
-        # The last file that begins at or before the row: files without rows begin where the next
-        # one does.
+        # A file without rows begins where the next one does: the last that begins at or before the
+        # row has it.
         source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
         number = row - source.first_row
         places = TableFiles(self.folder).places
@@ -375,7 +379,7 @@ def _pick(path: Path, numbers: Numbers) -> Numbers:
 
 
 def text_start(folder: Path, row: int, most_chars: int) -> str | None:
-    """Return the start of a row's text; None if the table is gone or is not what it was."""
+    """Return the first characters of a row's text; None if the table is gone or damaged."""
     try:
         table = StagedTable.open(folder)
         return table.texts_at(table.row_text(row, row + 1))[0][:most_chars]
@@ -397,15 +401,16 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
 
 
 def shared_texts(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield first rows, here and there, of the texts that both indexes have, some at a time.
+    """Find the texts that two index files share, block by block.
 
-    Raises OSError.
+    Yield their first rows in the one table, and in the same order those in the other. Both files
+    are sorted by hash and read once. Raises OSError.
     """
     with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
         here = _next_block(our_file)
         there = _next_block(their_file)
         while len(here) and len(there):
-            # Up to the lower of the two ends, nothing in the rest of either file can be equal.
+            # A text up to the lower of the two last hashes cannot be in a later block.
             bound = min(here["hash"][-1], there["hash"][-1])
             our_end, their_end = (
                 int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there)
