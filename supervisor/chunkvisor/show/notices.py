@@ -32,7 +32,7 @@ class Notices(Observer):
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
         self._workdir = layout.workdir
         self._files = files
-        self._sender, self._unknown = sender_to(urls)
+        self._sender, _ = sender_to(urls)
         self._queue = SimpleQueue[tuple[str, str] | None]()
         self._thread = Thread(target=self._deliver, name="notices", daemon=True)
         self._thread.start()
@@ -64,7 +64,7 @@ class Notices(Observer):
         for what, body in iter(self._queue.get, None):
             title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
             delivered = self._sender.notify(title=title, body=body, body_format="text")
-            end = "delivered" if delivered and not self._unknown else "not delivered to all"
+            end = "delivered" if delivered else "not delivered to all"
             line = {"t": time.time(), "notice": what, "end": end}
             if self._files is not None:
                 with contextlib.suppress(OSError), open(self._files.notices, "a") as file:

@@ -22,7 +22,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.messages import advice_on_row
 from chunkvisor.outputs.state import read
 from chunkvisor.show.status import State, Status, screen_of
-from chunkvisor.sources.table import text_start
+from chunkvisor.sources.table import text_of_row
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
@@ -257,7 +257,7 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
                 event.details() for event in timeline.quarantined.values() if event.output == name
             ]
             for row in manifest["quarantined"] if manifest is not None else found:
-                text = text_start(layout.output(name).table, row["row"], 400)
+                text = text_of_row(layout.output(name).table, row["row"])
                 yield (
                     name,
                     row["row"],

@@ -378,11 +378,11 @@ def _pick(path: Path, numbers: Numbers) -> Numbers:
         raise DamagedError(f"{path}: {error}") from error
 
 
-def text_start(folder: Path, row: int, most_chars: int) -> str | None:
-    """Return the first characters of a row's text; None if the table is gone or damaged."""
+def text_of_row(folder: Path, row: int) -> str | None:
+    """Return a row's text; None if the table is gone or damaged."""
     try:
         table = StagedTable.open(folder)
-        return table.texts_at(table.row_text(row, row + 1))[0][:most_chars]
+        return table.texts_at(table.row_text(row, row + 1))[0]
     except (DamagedError, OSError):
         return None
 

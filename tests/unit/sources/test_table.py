@@ -19,7 +19,7 @@ from chunkvisor.sources.table import (
     TableFiles,
     rows_of,
     shared_texts,
-    text_start,
+    text_of_row,
 )
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
@@ -144,7 +144,7 @@ def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 2)
     assert list(table.each_text(1, 4)) == table.texts(1, 4)
     assert (rows_of(table, [1, 0, 3]), rows_of(table, [])) == ({0: 2, 1: 2, 3: 1}, {})
-    assert [text_start(table.folder, row, 1) for row in (0, 3, 4, 6)] == ["b", "é", "", None]
+    assert [text_of_row(table.folder, row) for row in (0, 3, 4, 6)] == ["b", "é", "", None]
     (table.folder / "texts.bin").write_bytes(b"")
     with pytest.raises(DamagedError):
         table.texts(0, 1)
