@@ -17,7 +17,7 @@ def computed(workdir: Path) -> str:
     times = DeviceTimes()
     for each in events:
         if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]:
-            times.add(
+            times.add_worker(
                 WorkerEnded(**{field.name: each[field.name] for field in fields(WorkerEnded)})
             )
     if not times.tokens or not times.busy_s or not times.padded_tokens:
