@@ -1,7 +1,4 @@
-"""Has the words about failures.
-
-What each outcome means, what a person can do, and how a run ends.
-"""
+"""Puts failures into words: what each outcome means, what a person can do, how a run ended."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +19,7 @@ from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 
 class Meaning(NamedTuple):
-    """What a person wants to know of an end; a sentence or a few each."""
+    """What a person wants to know about an outcome; a sentence or a few each."""
 
     what: str  # what happened
     then: str  # what the run does by itself
@@ -30,7 +27,7 @@ class Meaning(NamedTuple):
 
 
 QUARANTINE = "quarantine"
-"""The entry about rows without a vector, which is not an outcome of an attempt."""
+"""Name of the entry about rows without a vector; no attempt has this outcome."""
 
 ENTRIES: dict[str, Meaning] = {
     Outcome.COMMITTED: Meaning(
@@ -42,21 +39,17 @@ ENTRIES: dict[str, Meaning] = {
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same "
         "thing in disguise.",
         "A new process continues with half the batch, and later runs keep that size. If another "
-        "process took the "
-        "memory, the run waits for it, up to recovery.wait_timeout.",
+        "process took the memory, the run waits for it, up to recovery.wait_timeout.",
         "Use a GPU with more memory, a smaller model.max_length, or, in another workdir, the "
-        "model.dtype that "
-        "`chunkvisor doctor CONFIG` names for the card.",
+        "model.dtype that `chunkvisor doctor CONFIG` names for the card.",
     ),
     Outcome.DEVICE_FAULT: Meaning(
         "The CUDA context broke: every later call in that process fails too.",
         "A new process tries the rest of the chunk, with CUDA_LAUNCH_BLOCKING=1, so that the log "
-        "names the place. A "
-        "text that does it again alone is quarantined. A GPU on which all fails while others "
-        "succeed is left out.",
+        "names the place. A text that does it again alone is quarantined. A GPU on which all fails "
+        "while others succeed is left out.",
         "Read the log of the attempt. `chunkvisor doctor CONFIG` checks driver, torch and GPU. "
-        "Look for Xid messages "
-        "in the kernel's log (dmesg).",
+        "Look for Xid messages in the kernel's log (dmesg).",
     ),
     Outcome.HARDWARE_FAULT: Meaning(
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory "
@@ -85,11 +78,10 @@ ENTRIES: dict[str, Meaning] = {
     Outcome.CRASHED: Meaning(
         "The worker died, or raised an error that chunkvisor does not know.",
         "Finished batches are kept. The texts of the last one are tried again, then one by one; a "
-        "text that fails "
-        "alone twice is quarantined. No text is blamed for a fault before the first batch.",
+        "text that fails alone twice is quarantined. No text is blamed for a fault before the "
+        "first batch.",
         "Read the end of the log, and the attempt's fault.json next to it. If it was killed "
-        "(SIGKILL): "
-        "`chunkvisor explain killed-from-outside`.",
+        "(SIGKILL): `chunkvisor explain killed-from-outside`.",
     ),
     Outcome.HUNG: Meaning(
         "The worker made no progress for recovery.stall_timeout (before its first batch: "
@@ -107,8 +99,7 @@ ENTRIES: dict[str, Meaning] = {
         "it gave none.",
         "The chunk is tried again; a text whose vector is bad again is quarantined.",
         "Correct your encoder. With a model, model.dtype float32 in another workdir often helps "
-        "against NaN. "
-        "`chunkvisor doctor CONFIG` tries the model on a few words.",
+        "against NaN. `chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
     Outcome.DISK_FULL: Meaning(
         "The disk is full or failing.",
@@ -135,24 +126,24 @@ ENTRIES: dict[str, Meaning] = {
         "Some texts fail every time, even alone. Their rows have no vector: NaN in an array, null "
         "in a table.",
         "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows "
-        "distinct texts among "
-        "them, with 78.",
+        "distinct texts among them, with 78.",
         "`<output>.quarantined.jsonl` lists each row with its place, the outcome and the reason. "
-        "To try them again: "
-        "`chunkvisor retry WORKDIR`, then the same run. If you correct the source: `chunkvisor run "
-        "CONFIG --update`.",
+        "To try them again: `chunkvisor retry WORKDIR`, then the same run. If you correct the "
+        "source: `chunkvisor run CONFIG --update`.",
     ),
 }
-"""By outcome, and the quarantine; every outcome has one."""
+"""By outcome, each of which has an entry, and the quarantine."""
+
+_BELOW = "\n       "  # between reasons that stand below each other
 
 _OF_RULES = {rule.name: rule.if_ended for rule in RULES if rule.if_ended}
 
 
 def last_remedy(verdict: Verdict) -> str:
-    """What a person can do when the tries are used up.
+    """Return what a person can do when a fault has ended the run.
 
-    A rule's own remedy stands if the rule is about the machine, the config or the world. The others
-    say what chunkvisor does next, and there is no next.
+    A rule with an exit code is about the machine, the config or a server, and its remedy holds.
+    The remedies of others are about what chunkvisor does next, but nothing comes next.
     """
     if verdict.on_cpu and verdict.rule in OF_GPUS:
         return (
@@ -166,18 +157,14 @@ def last_remedy(verdict: Verdict) -> str:
     if figures is not None and verdict.others_hold_memory:
         return (
             f"Other processes hold {human_bytes(figures.others_bytes)} of the GPU's "
-            f"{human_bytes(figures.total_bytes)}:"
-            " `nvidia-smi` shows which. End them, wait for them, or choose another GPU with "
-            "`device:`."
+            f"{human_bytes(figures.total_bytes)}: `nvidia-smi` shows which. End them, wait for "
+            "them, or choose another GPU with `device:`."
         )
     return of_rule or ENTRIES[verdict.outcome].do
 
 
 def advice_on_row(outcome: str, rule: str) -> str:
-    """What a person can look at first if a row has no vector, by how the attempts at it failed.
-
-    `rule` may be "".
-    """
+    """Return what a person can look at if a row has no vector; `rule` may be empty."""
     return _OF_RULES.get(rule) or (ENTRIES[outcome].do if outcome in ENTRIES else "")
 
 
@@ -190,11 +177,12 @@ def end_in_words(
     *,
     dropped: bool = False,
 ) -> Halt:
-    """Put the end of a run, or of a device that it does without (`dropped`), into words.
+    """Put the end of a run into words; with `dropped`, that it continues without a device.
 
     `work` is (output, chunk, texts of the output).
     """
     output, chunk, texts = work
+    at_chunk = f"halted at {output} chunk {chunk}"
     because = verdict.reason
     see = verdict.see
     remedy = f"{last_remedy(verdict)} Then run the same command again{KEPT}."
@@ -207,17 +195,14 @@ def end_in_words(
             what = f"{device} stayed busy for longer than recovery.wait_timeout"
             remedy = "End the other process, or wait for it. Then run the same command again."
         case StopReason.TOO_LARGE:
-            what = f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory"
+            what = f"{at_chunk}: the model is larger than the GPU's memory"
             because = f"{because}; no other process held much of it"
-            remedy = (
-                f"Use a GPU with more memory, or a smaller model. Then run the same command "
-                f"again{KEPT}."
-            )
+            remedy = "Use a GPU with more memory, or a smaller model."
+            remedy = f"{remedy} Then run the same command again{KEPT}."
         case StopReason.CANARY | StopReason.NOTHING_ENCODED if dropped:
-            # Not even a text that was encoded before, or not one text at all, short ones tried
-            # alone.
-            was = "can no longer encode a text that it encoded before"
-            was = was if why is StopReason.CANARY else "has encoded no text, not even short ones"
+            was = "has encoded no text, not even short ones"
+            if why is StopReason.CANARY:
+                was = "can no longer encode a text that it encoded before"
             code = ExitCode.MACHINE
             what = f"{device} {was}"
             because = f"it {was}: {because}"
@@ -233,21 +218,16 @@ def end_in_words(
         case StopReason.NOTHING_ENCODED:
             what = (
                 f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short "
-                f"texts, each tried "
+                f"texts, each tried alone, failed too, the last in chunk {chunk}"
             )
-            what += f"alone, failed too, the last in chunk {chunk}"
             remedy = (
                 f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at "
-                f"encoder, model and device "
-                "(`chunkvisor doctor CONFIG` tries them on a few words). Then run the same command "
-                "again."
+                "encoder, model and device (`chunkvisor doctor CONFIG` tries them on a few words). "
+                "Then run the same command again."
             )
         case _:
             meaning = ENTRIES[verdict.outcome].what.partition(". ")[0].rstrip(".")
-            what = (
-                f"halted at {output} chunk {chunk}: {verdict.outcome} "
-                f"({meaning[0].lower()}{meaning[1:]})"
-            )
+            what = f"{at_chunk}: {verdict.outcome} ({meaning[0].lower()}{meaning[1:]})"
             if verdict.before_first_batch:
                 phase = f"in phase {verdict.phase}, before the first batch: no text is the cause"
                 because = f"{because.rstrip('.')} ({phase})"
@@ -255,9 +235,9 @@ def end_in_words(
 
 
 def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | None) -> Halt:
-    """End a run by texts that fail alone, the last of them from `place`.
+    """Return the end of a run with too many texts that fail alone, the last of them at `place`.
 
-    With them there are `count`, and `most` are allowed; None = one is too many.
+    There are `count`, and `most` are allowed; None = none is.
     """
     if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
@@ -268,32 +248,30 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
     else:
         what = (
             f"halted at {output}: {counted(count, 'text')} cannot be encoded, and "
-            f"recovery.max_bad_rows is "
+            f"recovery.max_bad_rows is {most:,}; the last one found is {place}"
         )
-        what += f"{most:,}; the last one found is {place}"
         remedy = (
             "That many failures rarely come from the texts: if all fail alike, it is the encoder "
-            "or the model. "
-            f"{last_remedy(verdict)} Else correct the texts, or raise recovery.max_bad_rows."
+            f"or the model. {last_remedy(verdict)} Else correct the texts, or raise "
+            "recovery.max_bad_rows."
         )
     return Halt(ExitCode.CONFIG, what, remedy, why=verdict.reason, see=verdict.see)
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:
-    """End a run in which no text of an output can be encoded."""
+    """Return the end of a run in which no text of an output can be encoded."""
     return Halt(
         ExitCode.CONFIG,
         f"halted at {output}: none of its texts can be encoded",
         "Check source and model, and correct what is wrong. Then run the same command again: it "
-        "tries all texts "
-        "again.",
+        "tries all texts again.",
         why=last.reason if last is not None else "",
         see=str(last.outcome) if last is not None else "",
     )
 
 
 def damaged_again(output: str, chunk: int) -> Halt:
-    """End a run whose committed chunks do not stay as they were committed."""
+    """Return the end of a run whose committed chunks become damaged."""
     return Halt(
         ExitCode.DISK,
         f"chunks of {output} are damaged again and again; the last one is {chunk}",
@@ -304,17 +282,17 @@ def damaged_again(output: str, chunk: int) -> Halt:
 
 @frozen
 class GivenUp:
-    """A chunk that exhausted its tries."""
+    """A chunk that has used up its tries."""
 
     output: str
     chunk: int
     verdict: Verdict
     log: Path | None
-    """The newest of the chunk."""
+    """The newest log of the chunk."""
 
 
-_NUMBERS = re.compile(r"\d+")  # in which reasons may differ that are the same: of a line, of a text
-_REASONS = 3
+_NUMBERS = re.compile(r"\d+")  # reasons that differ in numbers alone, of a line say, are the same
+_REASONS = 3  # that are named, at most
 
 
 @frozen
@@ -324,13 +302,13 @@ class BadReason:
     outcome: str
     """What became of the attempts at them."""
     reason: str
-    """Of the first of them; of the others it may differ in numbers."""
+    """That of the first of them; those of the others may differ in numbers."""
     rows: int
-    """How many."""
+    """How many rows have it."""
 
 
 def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
-    """Return the reasons of rows as a manifest lists them, the most frequent first."""
+    """Return the reasons of rows in the form of a manifest, the most frequent reason first."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["outcome"], _NUMBERS.sub("0", row["reason"])), []).append(row)
@@ -339,10 +317,7 @@ def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
 
 
 def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
-    """Give lines about why so many rows have no vector.
-
-    The reasons may be of the first of them alone.
-    """
+    """Return lines about why `count` rows have no vector; `reasons` may be of the first alone."""
     rows = sum(each.rows for each in reasons)
     if rows == 1:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
@@ -350,57 +325,51 @@ def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
         return [f"of the first {rows:,}:", *reasons_in_words(reasons, rows)]
     if len(reasons) == 1:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
-    lines = [
-        f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in reasons[:_REASONS]
-    ]
-    if others := reasons[_REASONS:]:
-        lines.append(
-            f"{counted(sum(each.rows for each in others), 'row')}: "
-            f"{counted(len(others), 'other reason')}"
-        )
+    first, others = reasons[:_REASONS], reasons[_REASONS:]
+    lines = [f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in first]
+    if others:
+        count = sum(each.rows for each in others)
+        lines.append(f"{counted(count, 'row')}: {counted(len(others), 'other reason')}")
     return lines
 
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
-    """The end of a run whose outputs, by name, have rows without a vector."""
-    found = [
-        (name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]
-    ]
-    rows = [f"{name} row {each['row']} ({each['place']})" for name, each in found[:10]]
+    """Return the end of a run whose outputs, by name, have rows without a vector."""
     count = sum(manifest["quarantined_rows"] for manifest in manifests.values())
+    found = list[tuple[str, Mapping[str, Any]]]()
+    for name, manifest in manifests.items():
+        found += [(name, row) for row in manifest["quarantined"]]
+    rows = [f"{name} row {row['row']} ({row['place']})" for name, row in found[:10]]
     more = f" and {count - 10:,} more" if count > 10 else ""
     reasons = reasons_of(row for _, row in found)
-    most = reasons[0]
-    name = next(
-        name
-        for name, row in found
-        if (row["outcome"], row["reason"]) == (most.outcome, most.reason)
-    )
-    rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
-    if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
+    most = (reasons[0].outcome, reasons[0].reason)
+    name = next(name for name, row in found if (row["outcome"], row["reason"]) == most)
+    rule, log = failed_as(layout.output(name).attempts, *most)
+    if most[0] == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
         log = None
-    advice = advice_on_row(most.outcome, rule)
-    them = "it" if count == 1 else "them"
     files = [str(layout.output(name).quarantined) for name in manifests]
+    remedies = [
+        f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row.",
+        advice_on_row(most[0], rule),
+        f"To try {'it' if count == 1 else 'them'} again: chunkvisor retry {layout.workdir}, then "
+        "run again. If you correct the source: run again with --update.",
+    ]
     return Halt(
         ExitCode.QUARANTINED,
         f"finished, but {counted(count, 'row')} could not be encoded: {', '.join(rows)}{more}",
-        why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
-        remedy=f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row. "
-        f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then "
-        f"run again. "
-        "If you correct the source: run again with --update.",
+        " ".join(filter(None, remedies)),
+        why=_BELOW.join(reasons_in_words(reasons, count)),
         log=log,
-        see="quarantine",
+        see=QUARANTINE,
     )
 
 
 def gave_up(given_up: Sequence[GivenUp]) -> Halt:
-    """The end of a run in which these chunks have exhausted their tries."""
-    # each may be in parts
+    """Return the end of a run in which these chunks have used up their tries."""
+    # A chunk may be there several times, with one part each.
     chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))
     last = given_up[-1]
-    # What has no room on the GPU, be it long or short, will have none in the next run.
+    # What has no room on the GPU has none in the next run either.
     lacks_memory = all(each.verdict.outcome is Outcome.GPU_OOM for each in given_up)
     return Halt(
         ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN,
@@ -414,18 +383,18 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
 
 @dataclass(slots=True)
 class Troubles:
-    """What went wrong in one run, by its events."""
+    """What went wrong in one run, gathered from its events for the words of its end."""
 
     _draining: bool = False
     _failures: list[event.FailureEvent] = field(default_factory=list)
-    """Since vectors were last saved."""
+    """Those since vectors were last saved."""
     _rows: list[str] = field(default_factory=list)  # given up, with their places in the source
 
     def heed(self, told: event.Event) -> None:
-        """Take in what has happened."""
+        """Take in an event."""
         match told:
             case event.Draining():
-                # what is saved from now on does not show that the run would have continued
+                # Vectors that are saved from now on do not show that the failures were overcome.
                 self._draining = True
             case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if (
                 not self._draining
@@ -437,23 +406,21 @@ class Troubles:
                 self._rows.append(f"{told.output} row {told.row} ({told.place})")
 
     def added_to(self, halt: Halt) -> Halt:
-        """Add the rows that were given up to a Halt, and earlier failures if it has no reason."""
+        """Add the rows that were given up to a Halt, and the last failures if it has no reason."""
         if halt.code is ExitCode.QUARANTINED:  # it names the rows itself
             return halt
-        parts = [halt.why] if halt.why else []
-        stopped = (
-            halt.code in (ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-            and not halt.why
-        )
-        if stopped and self._failures:
+        parts = [halt.why]
+        stopped = halt.code in (ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        if stopped and self._failures and not halt.why:
             last = self._failures[-1]
-            count = counted(len(self._failures), "attempt")
             parts.append(
-                f"{count} failed since vectors were last saved; the last one: {last.outcome}: "
-                f"{last.reason}"
+                f"{counted(len(self._failures), 'attempt')} failed since vectors were last saved; "
+                f"the last one: {last.outcome}: {last.reason}"
             )
-            halt.log, halt.see = Path(last.log) if last.log else halt.log, last.rule or last.outcome
+            halt.see = last.rule or last.outcome
+            if last.log:
+                halt.log = Path(last.log)
         if self._rows:
             parts.append(f"without a vector so far: {listed(self._rows, 10)}")
-        halt.why = "\n       ".join(parts)  # below each other
+        halt.why = _BELOW.join(filter(None, parts))
         return halt

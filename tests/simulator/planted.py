@@ -110,7 +110,7 @@ BUGS = {
     "finished batches of a failed attempt are forgotten": Bug(
         loop,
         "_judged",
-        "done=frozenset(spec.start + row for row in left.done)",
+        "done=frozenset(start + row for row in left.done)",
         "done=frozenset()",
         seed=1243,
     ),

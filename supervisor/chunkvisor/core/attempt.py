@@ -1,4 +1,4 @@
-"""A running worker as the loop has it: its gate, its signs of life, and how it is ended."""
+"""A running attempt as the loop has it: its worker's gate, its signs of life, and its end."""
 
 import signal
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _LOOK_S = 0.25  # between two looks at the beat of a worker that does not call f
 
 @dataclass(slots=True)
 class RunningAttempt:
-    """A running worker, and until all that follows from its end is done, one that has ended."""
+    """An attempt from the start of its worker until all that follows from its end is done."""
 
     number: int  # its name with the scheduler
     task: Task
@@ -47,7 +47,7 @@ class RunningAttempt:
 
     @property
     def names(self) -> tuple[str, int, int]:
-        """Output, chunk and attempt, for the journal."""
+        """Output, chunk and number of the attempt, as events have them."""
         spec = self.attempt.spec
         return spec.output, spec.chunk, spec.attempt
 
@@ -57,35 +57,27 @@ class RunningAttempt:
         return self.go_s is not None and self.freed_s is None
 
     @property
-    def _at_gate(self) -> bool:
+    def at_gate(self) -> bool:
+        """Whether it waits for its `go`."""
         return self._ready_s is not None and self.go_s is None and self.ended_by is EndedBy.ITSELF
 
-    def heard(self, now_s: float) -> bool | None:
-        """Say whether it has given its device back, or (False) waits for it.
-
-        None = it neither does nor did.
-        """
+    def listen(self, now_s: float) -> None:
+        """Read its beat if it has called, or may have one that it does not call for."""
         # At the gate there is no beat to come.
-        if self.worker.has_called() or not (self._at_gate or now_s - self._looked_s < _LOOK_S):
-            self._look(now_s)
-        if self._at_gate:
-            return False
-        return True if self.freed_s is not None else None
+        if self.worker.has_called() or not (self.at_gate or now_s - self._looked_s < _LOOK_S):
+            self._read_beat(now_s)
 
-    def _look(self, now_s: float) -> None:
+    def _read_beat(self, now_s: float) -> None:
         self._looked_s = now_s
         self.pulse = self.pulse.seen(self.attempt.beat(), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
-        if (
-            self.pulse.beat is not None
-            and self.pulse.beat.freed
-            and self.ended_by is EndedBy.ITSELF
-        ):
+        beat = self.pulse.beat
+        if beat is not None and beat.freed and self.ended_by is EndedBy.ITSELF:
             self._free(now_s)
 
     def _free(self, now_s: float) -> None:
-        """Note that the device has nothing to do from now on, if it has had something."""
+        """Note that the worker has given its device back, if it had it."""
         if self.has_device:
             self.freed_s = self.handle.freed_s = now_s
 
@@ -93,27 +85,21 @@ class RunningAttempt:
         """Let it use the device, with the batch limits of the moment."""
         self.go_s = now_s
         self.limits = limits
-        # Idle time is the device's, between one worker and the next: the figure that warm workers
-        # are there for.
-        self._idle_s = self.go_s - (self.handle.freed_s or self.go_s)
-        self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
+        # How long the device had nothing to do between two workers; warm workers make it short.
+        self._idle_s = now_s - (self.handle.freed_s or now_s)
+        self.pulse = self.pulse.let_go(now_s, now_s - (self._ready_s or now_s))
         self.worker.go(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
-        """End it if it has made no progress for too long.
-
-        Take the next step of an end that has begun.
-        """
-        if (
-            self.ended_by is EndedBy.ITSELF
-            and not self._at_gate
-            and (why := self.pulse.overdue(now_s, recovery))
-        ):
-            self.end(EndedBy.HANG, why, now_s)
+        """End it if it has made no progress for too long; send the next signal if it is ending."""
+        if self.ended_by is EndedBy.ITSELF and not self.at_gate:
+            why = self.pulse.overdue(now_s, recovery)
+            if why:
+                self.end(EndedBy.HANG, why, now_s)
         self._next_signal(now_s)
 
     def end(self, by: EndedBy, why: str, now_s: float) -> None:
-        """Begin to end it, politely first; or take the next step of an end that has begun."""
+        """Begin to end it, politely first; or send the next signal if that has begun."""
         if self.ended_by is EndedBy.ITSELF:
             self.ended_by = by
             self.ended_why = why
@@ -145,12 +131,9 @@ class RunningAttempt:
         )
 
     def figures(self, now_s: float) -> dict[str, Any]:
-        """Say what the worker, which has ended, did with its time, for the journal.
-
-        Seconds and counts.
-        """
+        """Give the seconds and counts of a worker that has ended, for the journal."""
         self._free(now_s)
-        self._look(now_s)
+        self._read_beat(now_s)
         beat = self.pulse.beat
         busy_s = (self.freed_s or 0.0) - (self.go_s or 0.0)
         # The device computes from the first batch on: until then a context is made, and weights are

@@ -1,10 +1,8 @@
-"""What the scheduler and the loop say to each other.
+"""What scheduler and loop exchange: tasks, ends of attempts, and instructions.
 
-Texts to encode, what became of an attempt, and instructions.
-
-All are values: they are compared, printed and matched. The scheduler returns instructions, in
-order; the loop executes them, and what follows from one (vectors that are stored, a worker that
-cannot be started) it reports back.
+All are values: they are compared, printed and matched. The scheduler returns instructions in order.
+The loop does them, and tells the scheduler what came of one: vectors are stored, or a worker cannot
+be started.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,54 +19,60 @@ from chunkvisor_worker.contract.messages import Limits
 
 @frozen
 class Task:
-    """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
+    """Texts of one chunk, to be encoded by one worker, with what is known of their failures.
+
+    Example: the texts of a chunk that were in progress when a worker was killed for the second
+    time, each to be encoded in a batch by itself, after a canary:
+
+        Task(0, 4, (4032, 4033, 4034), needs_canary=True, bisecting=True, singly=True)
+    """
 
     output: int
     chunk: int
     texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
-    due_s: float = 0.0  # when they may be started
+    due_s: float = 0.0  # not to be started before
     charged_failures: tuple[Outcome, ...] = ()
     """How they failed so far, as far as that counts against them."""
-    avoid_device: int | None = None  # the device on which they failed last: others are asked first
+    avoid_device: int | None = None  # on which they failed last: other devices try them first
     needs_canary: bool = False
     """They may be what made an attempt fail: the next one begins with a canary."""
     bisecting: bool = False
-    """The chunk is searched for texts that fail: they are taken apart at the first failure."""
+    """Texts that fail are being looked for: these are taken apart at the first failure."""
     singly: bool = False
-    """Each text is a batch by itself, so that the next end tells which one it is."""
-    cold_start: bool = False  # it does not start from a template: something has failed before
+    """Each text is a batch by itself, so that a failure shows which one it is."""
+    cold_start: bool = False  # not from a template, since something has failed before
 
     def subset(self, texts: Collection[int], **changes: Any) -> "Task":
-        """Take some of the texts, of which nothing is known yet."""
+        """Return a task of some of its texts; the failures so far are not charged to them."""
         return replace(self, texts=tuple(texts), **{"charged_failures": (), **changes})
 
 
 @frozen
 class AttemptEnded:
-    """The worker is gone, or could not be started, and what it left is judged."""
+    """A worker has ended, or could not be started, and its attempt is judged."""
 
     worker: int
-    verdict: Verdict | None  # None = its template would not begin it: that was no attempt
+    verdict: Verdict | None  # None = its template did not let it begin: that was no attempt
     others: OtherProcesses = OtherProcesses.UNKNOWN
     began_s: float | None = None
-    """When it was started; None = a failure before the first batch proves nothing."""
+    """When it was started; None = nothing follows from a failure before its first batch."""
     done: frozenset[int] = frozenset()
-    """Texts whose vectors it has left, verified, though it failed."""
+    """Texts whose vectors it has left, verified, although it failed."""
     in_flight: frozenset[int] = frozenset()
     """Texts of the batches that had begun and were not finished."""
-    any_text_succeeded: bool = False  # any text, a canary too, got its vector in it
+    any_text_succeeded: bool = False  # any text, a canary too, got its vector in the attempt
 
 
 @frozen
 class Ending:
-    """Why the run ends, or continues without a device; `words` makes sentences of it."""
+    """Why the run ends, or continues without a device; `messages` puts it into words."""
 
     code: ExitCode
     why: StopReason
-    worker: int = 0
+    worker: int = 0  # whose attempt it was, if any
     task: Task | None = None
     verdict: Verdict | None = None
-    device: int | None = None  # whose end it is
+    device: int | None = None  # without which the run continues, or which was the last
 
 
 # --- workers
@@ -76,7 +80,7 @@ class Ending:
 
 @frozen
 class StartWorker:
-    """`canary` makes its first batch; None = the batches as they come."""
+    """Start a worker on the task. A `canary` is its first batch."""
 
     worker: int
     device: int
@@ -87,7 +91,7 @@ class StartWorker:
 
 @frozen
 class OpenGate:
-    """Let the worker have its device."""
+    """Let the worker use its device."""
 
     worker: int
     limits: Limits
@@ -95,14 +99,14 @@ class OpenGate:
 
 @frozen
 class AskToLeave:
-    """It ends after the current batch."""
+    """Ask the worker to end after the current batch."""
 
     worker: int
 
 
 @frozen
 class EndWorker:
-    """Now."""
+    """End the worker now."""
 
     worker: int
 
@@ -128,7 +132,7 @@ class QuarantineTexts:
 
 @frozen
 class PlanOutput:
-    """The outputs that it waits for are settled: fix which of its texts are encoded."""
+    """Fix which texts of the output are encoded, now that those are settled that it waits for."""
 
     output: int
 
@@ -138,30 +142,30 @@ class PlanOutput:
 
 @frozen
 class LookAtDevice:
-    """The scheduler hears what that shows."""
+    """Have nvidia-smi look at the device; the scheduler hears what it shows."""
 
     device: int
 
 
 @frozen
 class DropDevice:
-    """Do without it."""
+    """Continue without `ending.device`."""
 
     ending: Ending
 
 
 @frozen
 class EndRun:
-    """Nothing is executed after it."""
+    """End the run. Nothing is done after it."""
 
     ending: Ending
 
 
 @frozen
 class LowerLimits:
-    """Batches on devices of this kind are no larger from now on.
+    """Report that batches on devices of this kind are no larger from now on.
 
-    `lasting`: in later runs as well.
+    `lasting`: later runs are to know it as well.
     """
 
     kind: str
@@ -169,15 +173,12 @@ class LowerLimits:
     lasting: bool
 
 
-# --- what is only told to people
+# --- reports for people
 
 
 @frozen
 class TellFailure:
-    """An attempt has failed, and this follows.
-
-    No step: nothing has to, as all its texts are done.
-    """
+    """Report that an attempt has failed, and what follows; no step if all its texts are done."""
 
     worker: int
     task: Task
@@ -188,7 +189,7 @@ class TellFailure:
 
 @frozen
 class TellSplit:
-    """The texts are tried in these pieces."""
+    """Report that the texts are tried in these pieces."""
 
     task: Task
     pieces: tuple[Task, ...]
@@ -197,7 +198,7 @@ class TellSplit:
 
 @frozen
 class TellWait:
-    """The run waits, for one device or (None) for all."""
+    """Report that the run waits, with one device or (None) with all."""
 
     device: int | None
     delay_s: float

@@ -1,7 +1,8 @@
-"""The loop: reports what happens, executes instructions, and tells people.
+"""The loop of a run: tells the scheduler what happens, and does what it answers.
 
-It decides nothing. What happens is gathered once a turn; calls of workers are also answered before
-anything that takes milliseconds, so that no device waits until another attempt's texts are written.
+It decides nothing. Once a turn it looks at everything that can have happened. Calls of workers it
+also answers before anything that takes milliseconds, so that no device waits until another
+attempt's texts are written.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 
-_PAUSE_S = 0.25  # the loop looks around so often, even if no worker calls
+_PAUSE_S = 0.25  # the longest that a turn waits for something to happen
 
 
 class Loop:
@@ -77,36 +78,33 @@ class Loop:
         look: Callable[[str], Future[Reading]] = look_in_thread,
     ) -> None:
         """The caller closes the engine."""
-        self._outputs, self._engine, self._workers, self._recovery = (
-            outputs,
-            engine,
-            config.workers,
-            config.recovery,
-        )
-        self._lessons, self._store, self._signals, self._emit = (
-            lessons,
-            store,
-            run.signals,
-            run.emit,
-        )
-        self._tick, self._clock = run.tick, run.clock
+        self._outputs = outputs
+        self._engine = engine
+        self._workers = config.workers
+        self._recovery = config.recovery
+        self._lessons = lessons
+        self._store = store
+        self._signals = run.signals
+        self._emit = run.emit
+        self._tick = run.tick
+        self._clock = run.clock
         self._handles = DeviceHandles(self._seen, run.emit, look)
         self._reports = Reports(outputs, self._handles, config.recovery, run.emit)
         self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
-        self._opened = False  # the engine
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
-        self._running: dict[int, RunningAttempt] = {}  # running workers, by number
-        self._ended: dict[int, RunningAttempt] = {}  # those that have ended in this turn
-        # of devices, since the last turn
-        self._news: list[tuple[DeviceHandle, HealthReport | None, bool]] = []
-        # (why, until when) the run ends, as reported last
+        self._opened = False  # the engine
+        self._running = dict[int, RunningAttempt]()  # by the number of the worker
+        self._ended = dict[int, RunningAttempt]()  # those that have ended in this turn
+        # What has happened to devices since the last turn: (device, health, whether it is gone).
+        self._news = list[tuple[DeviceHandle, HealthReport | None, bool]]()
+        # Why and until when the run drains, as reported last.
         self._drains: tuple[str, float | None] | None = None
 
     def run(self) -> list[messages.GivenUp]:
-        """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
+        """Work until nothing is pending, or the run is asked to stop; return the chunks given up.
 
-        Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left
-        behind.
+        Raises Halt if every further worker would fail; OSError. No worker is left behind, whatever
+        happens.
         """
         try:
             self._store.adopt()
@@ -129,16 +127,16 @@ class Loop:
 
     def _turn(self) -> None:
         self._check_signals()
-        if (
-            not self._opened and self._pending()
-        ):  # at the beginning, or once a chunk is found damaged
+        # An engine is only wanted if there is work: now, or once a chunk is found damaged.
+        if not self._opened and self._pending():
             self._opened = True
             self._engine.open(
                 self._handles, self._pending, self._workers.per_device + self._workers.standby
             )
         self._engine.poll()
         self._handles.poll(self._pids)
-        news, self._news = self._news, []
+        news = self._news
+        self._news = []
         for handle, health_report, gone in news:
             node, kind = handle.site.node, handle.device.model
             self._execute(
@@ -153,49 +151,50 @@ class Loop:
         self._tick()
         held = [each.number for each in self._handles.alive if self._engine.holding(each)]
         self._execute(self._scheduler.tick(held))
-        for (
-            slot
-        ) in self._ended.values():  # of a failed attempt, record and log are what is left to read
+        for slot in self._ended.values():
             slot.attempt.drop_bulk()
         self._ended.clear()
 
     def _check_signals(self) -> None:
         signals = self._signals
-        if signals.draining and self._drains != (drains := (signals.why, signals.until_s)):
-            self._drains = drains
+        until_s = signals.until_s
+        if signals.draining and self._drains != (signals.why, until_s):
+            self._drains = (signals.why, until_s)
             how = "finishing the chunks in progress"
-            if signals.until_s is not None:
-                how = (
-                    f"saving within {human_time(max(0.0, signals.until_s - self._clock()))} what "
-                    f"they have done"
-                )
+            if until_s is not None:
+                left_s = max(0.0, until_s - self._clock())
+                how = f"saving within {human_time(left_s)} what they have done"
             self._emit(event.Draining(signals.why, how))
-            self._execute(self._scheduler.stop(signals.until_s))
+            self._execute(self._scheduler.stop(until_s))
         if signals.stopping:
             self._execute(self._scheduler.stop(-math.inf))
 
     def _sleep(self) -> None:
-        watched = (fd for slot in self._running.values() for fd in slot.worker.watched())
-        self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
+        watched = list(self._engine.watched())
+        for slot in self._running.values():
+            watched += slot.worker.watched()
+        self._signals.sleep(_PAUSE_S, watched)
 
     def _answer_calls(self) -> None:
-        """Give devices that were given back meanwhile to the next worker."""
+        """Give freed devices to the next workers, before anything that takes long."""
         now_s = self._clock()
         for slot in self._running.values():
             self._hear(slot, now_s)
 
     def _hear(self, slot: RunningAttempt, now_s: float) -> None:
-        if (freed := slot.heard(now_s)) is not None:
+        slot.listen(now_s)
+        freed = slot.freed_s is not None
+        if slot.at_gate or freed:
             self._execute(self._scheduler.worker_called(slot.number, freed=freed))
 
     def _pids(self) -> dict[int, frozenset[int]]:
-        """Name the workers that have each device, or have just given it back."""
-        pairs = [
-            (slot.handle.number, slot.worker.pid)
-            for slot in self._running.values()
-            if slot.go_s is not None
-        ]
-        return {number: frozenset(pid for at, pid in pairs if at == number) for number, _ in pairs}
+        """Return the pids of the workers that have each device, or have just given it back."""
+        pids = dict[int, frozenset[int]]()
+        for slot in self._running.values():
+            if slot.go_s is not None:
+                device = slot.handle.number
+                pids[device] = pids.get(device, frozenset()) | {slot.worker.pid}
+        return pids
 
     # --- workers
 
@@ -210,7 +209,7 @@ class Loop:
             raise Halt(
                 ExitCode.MACHINE,
                 f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be "
-                f"killed",
+                "killed",
                 "Reboot the machine, then run the same command again.",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
                 log=slot.attempt.files.log,
@@ -222,38 +221,36 @@ class Loop:
         self._ended[slot.number] = slot
         self._scheduler.worker_exited(slot.number)
         self._emit(event.WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
-        # The end of a warm worker that never had the device is its template's doing, not a text's.
+        # If a warm worker ends before it had the device, its template is the cause, and no text.
         unused = slot.worker.warm and slot.go_s is None and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             slot.attempt.remove()
             self._execute(self._scheduler.attempt_finished(AttemptEnded(slot.number, None)))
             return
         if returncode == NODE_LOST:
-            # That its device was dropped is how we heard of it, and not why it ended.
+            # It was ended since its device is gone; but it is gone since the machine is.
             slot.ended_by = EndedBy.ITSELF
             slot.ended_why = f"{slot.handle} was lost"
         elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:
-            # After any other end the verdict comes before the next `go`: it may have something to
-            # teach.
+            # After any other end the verdict comes first: what it shows holds for the next worker.
             self._execute(self._scheduler.worker_called(slot.number, freed=True))
-        self._answer_calls()  # all of its vectors are read now
-        others = (
-            each
+        self._answer_calls()  # reading all of its vectors takes a while
+        siblings = frozenset(
+            each.worker.pid
             for each in self._running.values()
             if each.has_device and each.handle is slot.handle
         )
-        siblings = frozenset(each.worker.pid for each in others)
         ended = _judged(slot, returncode, self._outputs[slot.task.output], siblings, self._emit)
         if slot.go_s is not None:
             slot.handle.alone = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
-        """End the workers that are left after a halt: politely, then by force.
+        """End the workers that are left: politely, then by force.
 
-        Gives up on one in the kernel.
+        A worker that not even SIGKILL ends, since it hangs in the kernel, is left.
         """
         slots = self._running
         while slots and not all(slot.stuck(self._clock()) for slot in slots.values()):
@@ -261,10 +258,8 @@ class Loop:
             for slot in list(slots.values()):
                 if slot.worker.poll() is None:
                     slot.end(EndedBy.STOP, "", now_s)
-                else:
-                    del slots[
-                        slot.number
-                    ]  # if it got done after all, the next run finds its result
+                else:  # if it got done after all, the next run finds its result
+                    del slots[slot.number]
             if slots:
                 self._sleep()
                 with contextlib.suppress(Halt):
@@ -273,13 +268,13 @@ class Loop:
     # --- instructions
 
     def _execute(self, instructions: Iterable[Instruction]) -> None:
-        """Do what the scheduler says, to the end. Raises Halt; OSError."""
+        """Do the instructions, and those that follow from them. Raises Halt; OSError."""
         todo = deque(instructions)
         while todo:
             todo.extend(self._do(todo.popleft()))
 
     def _do(self, instruction: Instruction) -> Sequence[Instruction]:  # noqa: C901 - a case for each
-        """Execute it; returns what the scheduler says to what came of it."""
+        """Do the instruction; return those that follow from what came of it."""
         slots = self._running
         match instruction:
             case StartWorker():
@@ -312,7 +307,7 @@ class Loop:
                 self._handles[device].ask()
             case DropDevice(ending):
                 assert ending.device is not None, ending
-                # If it is the last of a cluster, the run ends so unless another one joins.
+                # If it was the last of a cluster, the run ends like this unless another one joins.
                 last = len(self._handles.alive) == 1
                 halt = self._reports.halt_of(
                     ending, self._ended.get(ending.worker), dropped=not last
@@ -374,12 +369,12 @@ class Loop:
         return follows
 
     def _failed(self, told: TellFailure) -> None:
-        slot, verdict = self._ended.get(told.worker), told.verdict
+        slot = self._ended.get(told.worker)
+        verdict = told.verdict
         if slot is not None:
             slot.attempt.note(verdict)
         self._reports.failure(told, slot)
-        # Who held the memory all through the wait stays: the next batch does not wait for them
-        # again.
+        # Processes that held the memory all through a wait stay: they are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures is not None and slot is not None:
             slot.handle.get_used_to(verdict.figures.others_bytes)
@@ -394,32 +389,35 @@ def _judged(
 ) -> AttemptEnded:
     """Say what became of the attempt, and what it has left.
 
-    `siblings` are our other workers on its device, by pid.
+    `siblings` are the pids of our other workers on its device.
     """
-    attempt, spec = slot.attempt, slot.attempt.spec
-    oom_kills = slot.worker.oom_kills()
+    attempt = slot.attempt
     end = Evidence(
-        returncode, slot.ended_by, slot.ended_why, oom_kills=oom_kills, limits=slot.limits
+        returncode,
+        slot.ended_by,
+        slot.ended_why,
+        oom_kills=slot.worker.oom_kills(),
+        limits=slot.limits,
     )
     verdict = judge(attempt.gather(end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
         emit(event.LateCrash(output.name, slot.task.chunk, returncode))
     slot.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
-    # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
+    # If it has a result, all that can be kept is known from that.
     left = Salvage() if slot.has_result else attempt.salvage()
-    if (
-        verdict.outcome is Outcome.DISK_FULL and not slot.handle.site.node
-    ):  # the disks of another machine are not ours
+    # The disks of another machine are not ours.
+    if verdict.outcome is Outcome.DISK_FULL and not slot.handle.site.node:
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.workdir, temporary))
     some_good = 0 < len(verdict.bad_rows) < len(slot.task.texts)
+    start = attempt.spec.start
     return AttemptEnded(
         slot.number,
         verdict,
         slot.handle.company(verdict.figures, siblings),
-        # A first try from a template proves little: the next one, in a new interpreter, tells more.
+        # A first try from a template proves little: the next one gets a new interpreter.
         began_s=slot.started_s if slot.task.cold_start or not slot.worker.warm else None,
-        done=frozenset(spec.start + row for row in left.done),
-        in_flight=frozenset(spec.start + row for row in left.under_way),
+        done=frozenset(start + row for row in left.done),
+        in_flight=frozenset(start + row for row in left.under_way),
         any_text_succeeded=bool(left.done) or some_good or attempt.canary_passed(),
     )

@@ -1,8 +1,8 @@
-"""One output while a run works on it: what is done of it, and its texts."""
+"""One output while a run works on it: its texts, and which of them are done."""
 
 import errno
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_f
 from chunkvisor_worker.contract.messages import Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
 
-_LOOKED_AT = 4096  # texts among which one is looked for that is taken over
+_LOOKED_AT = 4096  # good texts among which a canary is chosen, at most
 
 
 @dataclass(slots=True)
@@ -36,29 +36,30 @@ class OutputRun:
     table: StagedTable  # only the texts that are to be encoded, numbered as in the ledger
     job: Spec  # what the specs of all its attempts have in common
     limits: Limits  # batch limits of the config, before any lesson
-    # Joins and publishes; gets a function to call now and then, returns the details of the closing
-    # event.
     finish: Callable[[Callable[[], None]], dict[str, Any]]
+    """Joins and publishes it. Calls the function that it is given now and then, and returns the
+    details of `OutputComplete`."""
     form: Form  # of its final file
-    model: ModelSource  # from which its workers load; a folder must not change meanwhile
+    model: ModelSource  # from which its workers load; its folder must not change meanwhile
     rows: int = 0
-    taken: int = 0  # texts whose vectors are taken over from elsewhere
+    taken: int = 0  # texts whose vectors are taken over from other outputs
     without_blanks: str = ""
     """The condition for `where` that leaves blank texts out, if there is one."""
     waits_for: frozenset[int] = frozenset()
-    """Numbers of earlier outputs that encode texts of it; until then its plan is a guess."""
-    # Plans it then, in a thread; gets a function to call now and then, returns what is to be told.
+    """Numbers of earlier outputs that encode texts of it; until they have, its plan is a guess."""
     prepare: "Callable[[Callable[[], None]], tuple[OutputRun, list[Event]]] | None" = None
+    """Plans it then. Runs in a thread, calls the function that it is given now and then, and
+    returns the planned output with the events to report."""
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded
-    # By chunk that was not committed: texts of it that were done before this run began to work.
     saved_before: dict[int, int] = field(default_factory=dict)
+    """By chunk that was not committed when this run began: how many of its texts were done."""
     _canary: int | None = None
     _taken: list[str] | None = None
 
     def become(self, planned: "OutputRun") -> None:
-        """Take over everything of it, which was made by `prepare`."""
+        """Take over everything from the output that `prepare` has made."""
         for each in fields(self):
             setattr(self, each.name, getattr(planned, each.name))
 
@@ -98,23 +99,23 @@ class OutputRun:
         """Find the first chunk from `start` on that has a text without vector or verdict."""
         if self.waits_for:
             return None
-        # A chunk all of whose texts are known only waits for the joins, which put it together.
+        # A chunk without such a text only has to be put together, which comes before the join.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
     def missing(self, chunk: int) -> Sequence[int]:
-        """List those texts of the chunk, in order."""
+        """Return the texts of the chunk without vector or verdict, in order."""
         return self.ledger.missing(chunk)
 
     @property
     def known_good(self) -> int | None:
-        """A text that has its vector, as `find_known_good` found it; None while no text has."""
+        """A text that has its vector, for canaries; None while no text has."""
         return self._canary
 
     def find_known_good(self) -> None:
-        """Choose a text that has its vector, short and not blank if there is one.
+        """Choose `known_good`, a short text and not a blank one if there is one.
 
         Raises Halt if texts are damaged.
         """
@@ -122,19 +123,16 @@ class OutputRun:
             return
         good = self.ledger.known_good()[:_LOOKED_AT]
         if good:
-            # A blank text counts as long: some models give all blank texts a vector of zeros.
-            words = zip(good, self.texts_of(good), strict=True)
-            self._canary = min((not text.strip(), len(text), number) for number, text in words)[2]
+            numbered = zip(good, self.texts_of(good), strict=True)
+            self._canary = min(_size(text, number) for number, text in numbered)[2]
         elif self._taken_over():
             self._canary = self.ledger.plan.distinct
 
     def _taken_over(self) -> list[str]:
-        """Read a text whose vector is taken over from elsewhere, if there is one.
+        """Read one text whose vector is taken over from another output, if there is one.
 
-        It is good while no other is known.
-
-        A retry may encode nothing but bad texts. It has no number among the texts that are encoded:
-        it counts as the one after the last.
+        It is known to be good even if this output encodes nothing but bad texts. Since it is not
+        among the texts that are encoded, it has the number after the last of them.
         """
         if self._taken is None:
             reuse = self.table.reuse
@@ -144,37 +142,32 @@ class OutputRun:
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
-        """Read these texts, which are in order, one after the other.
-
-        Raises Halt if they are damaged.
-        """
-        if texts[0] == self.ledger.plan.distinct:
+        """Read these texts, which are in order. Raises Halt if they are damaged."""
+        first = texts[0]
+        if first == self.ledger.plan.distinct:
             yield from self._taken_over()
             return
-        first, wanted = texts[0], texts if isinstance(texts, range) else frozenset(texts)
+        wanted = _quick(texts)
         try:
-            for number, words in enumerate(self.table.each_text(first, texts[-1] + 1), first):
+            for number, text in enumerate(self.table.each_text(first, texts[-1] + 1), first):
                 if number in wanted:
-                    yield words
+                    yield text
         except DamagedError as error:
             raise texts_damaged(error) from error
 
     def place_of(self, text: int) -> tuple[int, str]:
-        """Name the first row of the text, and its place in the source."""
+        """Return the first row of the text, and its place in the source, such as file and line."""
         row = int(self.table.first_row(text, text + 1)[0])
         return row, self.table.place_of(row)
 
     def which_rows(self, texts: Sequence[int]) -> str:
-        """Name the first rows of these texts; empty if that cannot be read."""
+        """Name the first row of each of these texts; empty if they cannot be read."""
         if not texts:
             return ""
-        start, stop = min(texts), max(texts) + 1
+        start = min(texts)
         try:
-            first = self.table.first_row(start, stop)
-        except (
-            DamagedError,
-            OSError,
-        ):  # the next worker's texts are read from the same table, and its halt says so
+            first = self.table.first_row(start, max(texts) + 1)
+        except (DamagedError, OSError):  # reading the next worker's texts will end the run
             return ""
         return which_rows(sorted(int(first[text - start]) for text in texts))
 
@@ -189,7 +182,7 @@ class OutputRun:
         """
         first = task.texts[0]
         stop = task.texts[-1] + 1
-        wanted = task.texts if isinstance(task.texts, range) else frozenset(task.texts)
+        wanted = _quick(task.texts)
         number, files = self._new_folder(task.chunk)
         good = None
         own = None
@@ -198,7 +191,7 @@ class OutputRun:
                 good = next(self.texts_of([text]))
             case OwnText(rank):
                 own = self._shortest(rank, task)
-        # Another machine may have the model elsewhere, and other cores.
+        # Another machine may have the model in another place, and another number of cores.
         site = handle.site
         model = self.job.model
         if site.model_path is not None:
@@ -219,10 +212,7 @@ class OutputRun:
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
-        """Make the folder of the chunk's next attempt; no other folder has its number.
-
-        Raises OSError.
-        """
+        """Make the folder of the chunk's next attempt, under a new number. Raises OSError."""
         layout = self.ledger.layout
         folder = layout.attempts_of(chunk)
         make_folder(folder, durable=False)
@@ -233,9 +223,9 @@ class OutputRun:
         return number, files
 
     def left_behind(self) -> Iterator[AttemptFolder]:
-        """Give the attempts that an earlier run has left unjudged.
+        """Give the attempts that an earlier run left unjudged; remove those of another job.
 
-        Those of another job are removed. Raises OSError.
+        Raises OSError.
         """
         for folder in sorted(self.ledger.layout.attempts.glob("*/*")):
             files = AttemptFiles(folder)
@@ -248,51 +238,53 @@ class OutputRun:
             yield AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _is_ours(self, spec: Spec, chunk: int, files: AttemptFiles) -> bool:
-        wanted = self.ledger.fingerprint, self.name, chunk
+        wanted = (self.ledger.fingerprint, self.name, chunk)
         if (spec.fingerprint, spec.output, spec.chunk) != wanted:
             return False
-        # If the model's folder was touched since the attempt began, what its worker has loaded is
-        # not known.
+        # If the model's folder was touched after the attempt began, nobody knows what its worker
+        # has loaded.
         began_ns = files.spec.stat().st_mtime_ns
         return chunk < self.ledger.plan.count and self.model.settled_since(began_ns)
 
     def _shortest(self, rank: int, task: Task) -> int:
-        """Find the position of the shortest text, or one of the next.
-
-        The longest, if there are fewer.
-
-        Blank ones count as long: they may have no vector.
-        """
-        texts = enumerate(self.texts_of(task.texts))
-        sizes = ((not text.strip(), len(text), at) for at, text in texts)
+        """Return the position of the shortest text, after `rank` shorter ones if there are any."""
+        sizes = (_size(text, at) for at, text in enumerate(self.texts_of(task.texts)))
         return heapq.nsmallest(rank + 1, sizes)[-1][2]
 
     def last_log(self, chunk: int) -> Path | None:
-        """Find the newest log of all attempts at the chunk."""
+        """Return the newest log of all attempts at the chunk."""
         return last_log(AttemptFiles(self.ledger.layout.attempts_of(chunk)))
 
     @property
     def workdir(self) -> Path:
-        """That of the run."""
+        """The workdir of the run."""
         return self.ledger.layout.workdir
 
     def gone(self, error: OSError) -> Halt | None:
-        """Give the end of a run whose workdir is gone, if that is the reason of the error."""
+        """Return the end of the run if the error comes from a workdir that is gone."""
         return workdir_gone(Layout(self.workdir)) if error.errno == errno.ENOENT else None
 
     def last_bad(self) -> BadText | None:
-        """Give the last text of those in quarantine."""
+        """Return the last text in quarantine."""
         return next(reversed(self.ledger.bad_texts()), None)
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
-        """Give a function that says whether the i-th text of an attempt is blank."""
-        return lambda index: (
-            not self.table.texts(spec.start + index, spec.start + index + 1)[0].strip()
-        )
+        """Return a function that says whether the i-th text of the attempt is blank."""
+        return lambda index: self.is_blank(spec.start + index)
+
+
+def _quick(texts: Sequence[int]) -> Container[int]:
+    """Give the texts a quick test for membership, which a tuple has not."""
+    return texts if isinstance(texts, range) else frozenset(texts)
+
+
+def _size(text: str, number: int) -> tuple[bool, int, int]:
+    """Sort texts by length; blank ones count as long, since some models give them only zeros."""
+    return not text.strip(), len(text), number
 
 
 def texts_damaged(error: Exception) -> Halt:
-    """End a run whose staged texts are not what they were."""
+    """Return the end of a run whose staged texts have changed."""
     return Halt(
         ExitCode.DISK,
         "the copy of the texts in the workdir was changed while the run was reading it",

@@ -1,5 +1,6 @@
-"""What the loop tells people and the journal about failures, waits and ends."""
+"""Reports failures and what follows from them, as events and as the words of a run's end."""
 
+import itertools
 from collections.abc import Sequence
 
 from chunkvisor import messages
@@ -18,7 +19,7 @@ from chunkvisor_worker.contract.exits import Outcome
 
 
 class Reports:
-    """Of one run."""
+    """Reports for people and the journal, of one run."""
 
     def __init__(
         self,
@@ -39,20 +40,14 @@ class Reports:
         verdict = told.verdict
         step = told.step
         run = self._outputs[task.output]
-        # One that could not be started: the folder of the chunk has the logs of those before.
-        output, chunk, attempt = slot.names if slot is not None else (run.name, task.chunk, 0)
-        log = slot.attempt.last_log() if slot is not None else run.last_log(task.chunk)
-        kind = (
-            event.AttemptInterrupted
-            if verdict.asked_for
-            else event.PartFailed
-            if task.bisecting
-            else event.AttemptFailed
-        )
-        failed = kind(
+        output, chunk = run.name, task.chunk
+        # If no worker could be started, the logs are those of earlier attempts at the chunk.
+        log = slot.attempt.last_log() if slot is not None else run.last_log(chunk)
+        kind = event.PartFailed if task.bisecting else event.AttemptFailed
+        failed = (event.AttemptInterrupted if verdict.asked_for else kind)(
             output,
             chunk,
-            attempt,
+            slot.attempt.spec.attempt if slot is not None else 0,
             verdict.outcome,
             verdict.reason,
             start=task.texts[0],
@@ -71,18 +66,15 @@ class Reports:
     def split(self, told: TellSplit) -> None:
         """Report that the texts are tried in these pieces."""
         output = self._outputs[told.task.output]
-        left = sorted(text for piece in told.pieces for text in piece.texts)
+        left = sorted(itertools.chain(*(piece.texts for piece in told.pieces)))
         suspects = list(told.pieces[0].texts) if told.how is policy.How.SUSPECTS else left
         rows = output.which_rows(suspects)
-        self._emit(
-            event.ChunkSplit(
-                output.name, told.task.chunk, len(left), rows, again=told.task.bisecting
-            )
-        )
+        task = told.task
+        self._emit(event.ChunkSplit(output.name, task.chunk, len(left), rows, again=task.bisecting))
 
     def lower_limits(self, told: LowerLimits) -> None:
         """Report that batches get smaller."""
-        # With one kind of GPU, its name would only be noise.
+        # If all GPUs are of one kind, its name says nothing.
         several = len({handle.device.model for handle in self._handles.alive}) > 1
         on = f" on {told.kind}" if several else ""
         self._emit(event.LimitsLowered(told.limit.rows, told.limit.tokens, on))
@@ -105,9 +97,8 @@ class Reports:
         assert verdict is not None, ending
         if ending.why is StopReason.BAD_ROWS and task is not None:
             count = len(task.texts) + sum(each.bad_count for each in self._outputs)
-            most = (
-                None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
-            )
+            fails = self._recovery.on_bad_row is OnBadRow.FAIL
+            most = None if fails else self._recovery.max_bad_rows
             _, where = output.place_of(task.texts[-1])
             return messages.too_bad(output.name, where, count, verdict, most)
         device = str(self._handles[ending.device]) if ending.device is not None else "this machine"
@@ -119,20 +110,16 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
     """Say what the run does next, in a few words; empty if the next event says it better."""
     match step:
         case policy.Retry(limit=limit) if limit is not None:
-            most = (
-                counted(limit.rows, "row")
-                if limit.tokens is None
-                else counted(limit.tokens, "token")
-            )
+            rows, tokens = limit.rows, limit.tokens
+            most = counted(rows, "row") if tokens is None else counted(tokens, "token")
             return f"retrying with batches of at most {most}"
-        case policy.Retry(delay_s=delay_s):
+        case policy.Retry(delay_s=delay_s, counts=counts):
             soon = f" in {human_time(delay_s)}" if delay_s >= 1 else ""
+            if counts is policy.Repeated.START:
+                return f"starting another worker{soon}"
             if step.charge and verdict.outcome is Outcome.DEVICE_FAULT:
-                return (
-                    f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
-                )
-            again = step.counts is policy.Repeated.START
-            return f"{'starting another worker' if again else 'retrying'}{soon}"
+                soon = f"{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
+            return f"retrying{soon}"
         case policy.Split(how=how):
             return how.value
     return ""

@@ -1,16 +1,16 @@
-"""What one run has for itself.
+"""What the parts of one run share: the signals and the time that end it, and where it reports.
 
-The signals and the time that end it, where it reports, and how it says that it waits.
+The first SIGINT or SIGTERM drains the run: it starts nothing new and finishes what is in progress.
+The second stops it at once. SIGINT comes from a person, who can wait and send another. After
+SIGTERM something stronger may follow, so the run then ends within `recovery.grace`. A handler only
+notes the signal.
 
-A run imports it before its model begins to load: neither numpy nor what works on outputs comes with
-it.
-
-The first SIGINT or SIGTERM drains the run, the second stops it at once. SIGINT comes from a person,
-who can wait and send another; after SIGTERM something stronger may follow, so the run has ended
-within `recovery.grace`. It never does anything inside a handler but note the signal.
+This module is imported before the model begins to load: it imports neither numpy nor what works on
+outputs.
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -31,14 +31,14 @@ class Signals:
 
     def __init__(
         self,
-        grace_s: float | None = None,
-        stop_after_s: float | None = None,
+        grace_s: float,
+        stop_after_s: float | None,
         *,
-        drains: bool = True,
+        drains: bool,
     ) -> None:
-        """`stop_after_s` counts from now. None: nothing has to be over at any time.
+        """Begin to count `stop_after_s`, after which the run has to be over; None = never.
 
-        Not `drains`: the first stops.
+        `grace_s` is `recovery.grace`. Without `drains` the first signal stops the run.
         """
         self.first: signal.Signals | None = None
         self.count = 0
@@ -46,10 +46,10 @@ class Signals:
         self._patience = 2 if drains else 1
         self._first_s = 0.0
         self._grace_s = grace_s
-        self._over_s = self._drain_s = float("inf")
+        self._over_s = self._drain_s = math.inf
         if stop_after_s is not None:
             self._over_s = time.monotonic() + stop_after_s
-            self._drain_s = self._over_s - min(grace_s or 0.0, stop_after_s / 2)
+            self._drain_s = self._over_s - min(grace_s, stop_after_s / 2)
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
@@ -69,15 +69,11 @@ class Signals:
 
     @property
     def until_s(self) -> float | None:
-        """When a run that drains has to be over, by the clock that never jumps.
-
-        None = whenever it is.
-        """
-        graceful = self.first is signal.SIGTERM and self._grace_s is not None
-        until_s = (
-            min(self._over_s, self._first_s + (self._grace_s or 0.0)) if graceful else self._over_s
-        )
-        return None if until_s == float("inf") else until_s
+        """When a run that drains has to be over, by `time.monotonic`; None = never."""
+        until_s = self._over_s
+        if self.first is signal.SIGTERM:
+            until_s = min(until_s, self._first_s + self._grace_s)
+        return None if until_s == math.inf else until_s
 
     def wake(self) -> None:
         """End the current sleep, from any thread."""
@@ -94,9 +90,7 @@ class Signals:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator["Signals"]:
-        """Catch SIGINT, SIGTERM and SIGHUP.
-
-        Outside the main thread, where Python allows no handlers, catch none.
+        """Catch SIGINT, SIGTERM and SIGHUP; none outside the main thread, as Python wants it.
 
         SIGHUP, which a closed terminal sends, is ignored: a run must outlive the ssh session that
         started it.
@@ -117,7 +111,8 @@ class Signals:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         # The handler only notes: anything else could run in the middle of a write.
         if self.first is None:
-            self.first, self._first_s = signal.Signals(number), time.monotonic()
+            self.first = signal.Signals(number)
+            self._first_s = time.monotonic()
         self.count += 1
 
 
@@ -133,7 +128,7 @@ def stopped(signals: Signals) -> Halt:
 
 @frozen
 class Run:
-    """What one run has for itself."""
+    """What the parts of one run share."""
 
     layout: Layout
     run_id: str
@@ -162,6 +157,7 @@ class WaitTeller:
         The wait has lasted `waited_s` so far; 0 = it begins.
         """
         told_s = self._told_s.get(device)
+        # An event within a minute of the one before is for the journal alone.
         again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + 60
         if not again:
             self._told_s[device] = waited_s

@@ -1,8 +1,7 @@
-"""Says what a run does next.
+"""Decides what a run does next: which worker gets which texts, and when.
 
-Pure: it learns what happens, and looks only at the clock and the outputs.
-
-Whatever it hears, it answers with instructions, in order.
+Each method that tells it what has happened returns the instructions that follow, in order. It does
+nothing itself, and reads nothing but the clock and the outputs.
 """
 
 import math
@@ -49,27 +48,27 @@ from chunkvisor.devices.handles import Health, HealthReport
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.judge import OtherProcesses, Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Limits, Phase
+from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.contract.rules import AT_WORK
 
 if TYPE_CHECKING:
     from chunkvisor.core.output import OutputRun
 
-LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
-# of the time until a run has to end, kept for what follows the last worker; at most
-RESERVE, RESERVE_S = (
-    0.2,
-    10.0,
-)
+LOOK_PAUSE_S = 2.0  # between two looks at a device that cannot be used
+# Share of the time until a run has to end that is kept for what follows the last worker, and at
+# most how long that is.
+RESERVE = 0.2
+RESERVE_S = 10.0
 
 
 class TaskQueue:
-    """What is pending: a position in each output, and what was put back."""
+    """What is left to encode: chunks that were never begun, and texts that were put back."""
 
     def __init__(self, outputs: "Sequence[OutputRun]") -> None:
         self._outputs = outputs
-        self._next = [0] * len(outputs)
-        self._again: list[Task] = []
-        self._left: set[tuple[int, int]] = set()  # chunks left to the next run
+        self._next = [0] * len(outputs)  # by output: chunks from here on were never begun
+        self._again: list[Task] = []  # put back, in the order in which they are due
+        self._left = set[tuple[int, int]]()  # (output, chunk) that are left to the next run
 
     def put_back(self, task: Task) -> None:
         """Have the texts tried, or tried again."""
@@ -81,73 +80,74 @@ class TaskQueue:
             )
 
     def lost(self, output: int, chunk: int) -> None:
-        """Note that something stored of the chunk is gone."""
-        if chunk < self._next[output] and (texts := self._outputs[output].missing(chunk)):
-            self.put_back(Task(output, chunk, tuple(texts)))
+        """Have texts of the chunk tried again, since stored vectors of it are gone."""
+        if chunk < self._next[output]:
+            texts = self._outputs[output].missing(chunk)
+            if texts:
+                self.put_back(Task(output, chunk, tuple(texts)))
 
     def leave(self, output: int, chunk: int) -> None:
-        """Leave what is pending of the chunk to the next run, and what still comes back."""
+        """Leave the rest of the chunk to the next run: what is pending, and what is put back."""
         self._left.add((output, chunk))
-        self._again = [task for task in self._again if (task.output, task.chunk) != (output, chunk)]
+        self._again = [task for task in self._again if (task.output, task.chunk) not in self._left]
 
     def take(self, now_s: float, device: int, *, alone: bool) -> Task | None:
-        """Take the next that may start on this device.
+        """Take the next task that may start on this device.
 
         What failed last on this device is left for others unless the device is `alone`.
         """
+        new = [self._next_chunk(number) for number in range(len(self._outputs))]
         # While no text of the output has a vector, a chunk that failed may be bad throughout:
         # another one may show that the model works, and gives a canary.
-        any_new = self._any_new()
+        any_new = any(chunk is not None for chunk in new)
         for position in range(bisect_right(self._again, now_s, key=lambda task: task.due_s)):
             task = self._again[position]
             if any_new and task.needs_canary and self._outputs[task.output].known_good is None:
                 continue
             if alone or task.avoid_device != device:
                 return self._again.pop(position)
-        for number, output in enumerate(self._outputs):
-            if (chunk := output.next_pending(self._next[number])) is not None:
+        for number, chunk in enumerate(new):
+            if chunk is not None:
                 self._next[number] = chunk + 1
+                missing = self._outputs[number].missing(chunk)
+                whole = range(*self._outputs[number].bounds(chunk))
                 # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
-                missing, whole = output.missing(chunk), range(*output.bounds(chunk))
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None
 
     def pending(self) -> set[int]:
-        """Name the outputs of which something is pending, or that are not planned yet."""
-        return {task.output for task in self._again} | {
-            number
-            for number, output in enumerate(self._outputs)
-            if output.waits_for or output.next_pending(self._next[number]) is not None
-        }
+        """Return the outputs of which something is pending, or that are not planned yet."""
+        numbers = {task.output for task in self._again}
+        for number, output in enumerate(self._outputs):
+            if output.waits_for or self._next_chunk(number) is not None:
+                numbers.add(number)
+        return numbers
 
-    def _any_new(self) -> bool:
-        return any(
-            output.next_pending(at) is not None
-            for output, at in zip(self._outputs, self._next, strict=True)
-        )
+    def _next_chunk(self, output: int) -> int | None:
+        return self._outputs[output].next_pending(self._next[output])
 
 
 class GateState(Enum):
-    """Where a worker stands before its device."""
+    """The gate between a worker and its device."""
 
-    SHUT = "shut"
+    SHUT = "shut"  # the worker is not to use the device yet
     OPEN = "open"
-    PASSED = "passed"  # it has given its device back
+    PASSED = "passed"  # it has given the device back
 
 
 @dataclass(slots=True, eq=False)
 class WorkerState:
-    """From the order to start it to its judged end."""
+    """One worker, from the instruction to start it until its end is judged."""
 
     number: int
     task: Task
     device: "DeviceState"
     canary: Canary | None = None
     gate: GateState = GateState.SHUT
-    ready: bool = False
-    ending: bool = False  # or ended already, and not judged yet
-    leaving: bool = False
-    go_s: float = -math.inf
+    ready: bool = False  # it waits at the gate
+    ending: bool = False  # it is being ended, or has ended and is not judged yet
+    leaving: bool = False  # it was asked to end after the current batch
+    go_s: float = -math.inf  # when its gate was opened
 
 
 @dataclass(slots=True, eq=False)
@@ -156,24 +156,24 @@ class DeviceState:
 
     number: int
     node: str  # the machine of a cluster that it belongs to; empty for our own
-    kind: str
-    watched: bool  # there is something to look with
-    gone: bool = False
+    kind: str  # devices of one kind share what is learnt of batches
+    watched: bool  # nvidia-smi can tell its health
+    gone: bool = False  # the run does without it; workers of it may still have to end
     paused_until_s: float = 0.0
     needs_canary: bool = False  # the last attempt on it failed: the next begins with a canary
     cold_start: bool = False  # a worker from a template did not start on it
     suspected_s: float | None = None
-    """Since when it is to be looked at before the next worker gets it."""
+    """Since when its health is in doubt: it is looked at before the next worker gets it."""
     look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
     def at(self, *gates: GateState) -> int:
-        """Count its workers that stand there."""
+        """Count its workers whose gates are in these states."""
         return sum(worker.gate in gates for worker in self.workers)
 
 
 class Scheduler:
-    """Runs the pending texts of all outputs on all devices."""
+    """Assigns the pending texts of all outputs to workers on all devices."""
 
     def __init__(
         self,
@@ -182,9 +182,11 @@ class Scheduler:
         recall: Callable[[str], tuple[int, int | None] | None],
         clock: Callable[[], float],
     ) -> None:
-        """`recall` has what earlier runs learnt of each kind of device."""
-        self._outputs, self._clock = outputs, clock
-        self._workers, self._recovery = config.workers, config.recovery
+        """`recall` gives the batch limit that earlier runs have learnt for a kind of device."""
+        self._outputs = outputs
+        self._clock = clock
+        self._workers = config.workers
+        self._recovery = config.recovery
         self._failures = FailureHistory(recall)
         self._queue = TaskQueue(outputs)
         self.devices: dict[int, DeviceState] = {}
@@ -193,7 +195,7 @@ class Scheduler:
         self._started = 0
         self._instructions: list[Instruction] = []
         self._draining = False
-        self._planned = set[int]()  # outputs whose turn was told
+        self._planned = set[int]()  # outputs that waited for others, and have their instruction
         self.last_s = math.inf  # when the workers have to be gone
 
     @property
@@ -203,50 +205,53 @@ class Scheduler:
 
     @property
     def alive(self) -> list[DeviceState]:
-        """The devices that are left to the run."""
+        """The devices that the run works on."""
         return [device for device in self.devices.values() if not device.gone]
 
     def _take_instructions(self) -> list[Instruction]:
-        said, self._instructions = self._instructions, []
-        return said
+        instructions = self._instructions
+        self._instructions = []
+        return instructions
 
     def _add(self, instruction: Instruction) -> None:
         self._instructions.append(instruction)
 
-    # --- turns: who gets which texts, and who its device
+    def _paused(self, device: DeviceState, now_s: float) -> bool:
+        return now_s < max(device.paused_until_s, self.paused_until_s)
+
+    # --- turns: which worker gets which texts, and which its device
 
     def tick(self, held: Collection[int] = ()) -> list[Instruction]:
         """Take a turn; on devices that are `held`, nothing is to be started yet."""
-        now_s, alive = self._clock(), self.alive
+        now_s = self._clock()
         if self._draining:
             self._drain(now_s)
             return self._take_instructions()
         self._plan_outputs()
-        working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
+        working = [device for device in self.alive if not self._paused(device, now_s)]
         for device in working:
             self._open_gates(device, now_s)
         # Each time that memory of the machine ran out, one worker less is prepared ahead.
         places = self._workers.per_device + max(0, self._workers.standby - self._failures.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) > place or device.number in held:
-                    continue
-                if (
-                    task := self._queue.take(now_s, device.number, alone=len(working) == 1)
-                ) is not None:
-                    self._start(task, device)
+                if device.at(GateState.SHUT, GateState.OPEN) <= place and device.number not in held:
+                    task = self._queue.take(now_s, device.number, alone=len(working) == 1)
+                    if task is not None:
+                        self._start(task, device)
         return self._take_instructions()
 
     def _plan_outputs(self) -> None:
-        """Say once of each output that waits for others that these are settled.
+        """Have each output planned once the outputs that it waits for are settled.
 
-        What is given up is settled, too.
+        One that is given up is settled as well.
         """
-        waiting = {number for number, each in enumerate(self._outputs) if each.waits_for}
-        if not waiting - self._planned:
+        numbers = range(len(self._outputs))
+        waiting = [n for n in numbers if self._outputs[n].waits_for and n not in self._planned]
+        if not waiting:
             return
         unsettled = self._queue.pending() | {each.task.output for each in self.workers.values()}
-        for number in sorted(waiting - self._planned):
+        for number in waiting:
             if unsettled.isdisjoint(self._outputs[number].waits_for):
                 self._planned.add(number)
                 self._add(PlanOutput(number))
@@ -255,8 +260,8 @@ class Scheduler:
         canary: Canary | None = None
         if device.needs_canary or task.needs_canary:
             canary = self._canary(task, device)
-        # A template that failed to start on a device may be what is broken: the next worker gets a
-        # new interpreter.
+        # If a template failed to start on the device, it may be what is broken: the next worker
+        # gets a new interpreter.
         task = replace(task, cold_start=task.cold_start or device.cold_start)
         self._started += 1
         worker = WorkerState(self._started, task, device, canary)
@@ -267,10 +272,10 @@ class Scheduler:
     def _canary(self, task: Task, device: DeviceState) -> Canary:
         """Choose a text that is known to be good.
 
-        Else one of its own, each time another: it may be bad itself.
+        If there is none, one of the task's own; each time another, since it may be bad itself.
         """
         if _shows_its_shortest(task):
-            chunk = task.output, task.chunk
+            chunk = (task.output, task.chunk)
             return OwnText(self._failures.count(Repeated.OOM_SINGLETON, chunk))
         good = self._outputs[task.output].known_good
         if good is not None:
@@ -283,14 +288,16 @@ class Scheduler:
 
     def worker_called(self, number: int, *, freed: bool) -> list[Instruction]:
         """Hear that the worker waits at the gate, or (`freed`) has given its device back."""
-        if (worker := self.workers.get(number)) is not None:
+        worker = self.workers.get(number)
+        if worker is not None:
             worker.ready = True
-            worker.gate = GateState.PASSED if freed else worker.gate
+            if freed:
+                worker.gate = GateState.PASSED
             self._open_gates(worker.device, self._clock())
         return self._take_instructions()
 
     def _open_gates(self, device: DeviceState, now_s: float) -> None:
-        if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
+        if self._draining or device.gone or self._paused(device, now_s):
             return
         waiting = [
             each
@@ -298,18 +305,18 @@ class Scheduler:
             if each.ready and each.gate is GateState.SHUT and not each.ending
         ]
         for worker in waiting[: max(0, self._workers.per_device - device.at(GateState.OPEN))]:
-            # Something failed on it that can come from the device: nothing runs there before
-            # nvidia-smi has been asked.
+            # What failed on it may be its doing: nothing runs there before nvidia-smi was asked.
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
                     self._add(LookAtDevice(device.number))
                 return
-            worker.gate, worker.go_s = GateState.OPEN, now_s
+            worker.gate = GateState.OPEN
+            worker.go_s = now_s
             self._add(OpenGate(worker.number, self._limits(worker)))
 
     def worker_exited(self, number: int) -> None:
-        """Hear that the worker has ended; how, comes later: until then no gate is opened for it."""
+        """Hear that the worker has ended: no gate is opened for it. How it ended, comes later."""
         self.workers[number].ending = True
 
     # --- devices
@@ -317,9 +324,9 @@ class Scheduler:
     def device_changed(
         self, number: int, node: str, kind: str, health_report: HealthReport | None, *, gone: bool
     ) -> list[Instruction]:
-        """Hear that a device may be worked on, was looked at, or is gone.
+        """Hear that a device is new, was looked at, or is gone.
 
-        Devices of one `kind` share what is learnt. No opinion: there is nothing to look with.
+        No health report means that nothing can tell its health.
         """
         device = self.devices.get(number)
         if device is not None and gone:
@@ -327,36 +334,33 @@ class Scheduler:
         elif device is not None and health_report is not None and device.suspected_s is not None:
             self._looked(device, health_report, device.suspected_s)
         elif device is None and not gone:
-            self.devices[number] = device = DeviceState(
-                number, node, kind, health_report is not None
-            )
+            device = DeviceState(number, node, kind, health_report is not None)
+            self.devices[number] = device
             if health_report is not None and health_report.health is Health.BROKEN:
-                # Others may be about to join: it is looked at again before a worker gets it.
+                # It is looked at again before a worker gets it: by then others may have joined.
                 device.suspected_s = self._clock()
         return self._take_instructions()
 
     def _looked(self, device: DeviceState, health_report: HealthReport, since_s: float) -> None:
         now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
+        ending = None
         if health_report.health is Health.BROKEN:
             verdict = Verdict(Outcome.HARDWARE_FAULT, health_report.why)
-            self._do_without(
-                device, Ending(ExitCode.MACHINE, StopReason.BROKEN, verdict=verdict), local=True
-            )
+            ending = Ending(ExitCode.MACHINE, StopReason.BROKEN, verdict=verdict)
         elif health_report.health is Health.BUSY:
             if now_s - max(since_s, self._failures.success_s) > self._recovery.wait_timeout:
                 verdict = Verdict(Outcome.GPU_BUSY, health_report.why)
-                self._do_without(
-                    device, Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict), local=True
-                )
+                ending = Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict)
         else:
             device.suspected_s = None
             device.look_s = now_s
             self._open_gates(device, now_s)
+        if ending is not None:
+            self._do_without(device, ending, local=True)
 
     def _leave(self, device: DeviceState) -> None:
-        # It stays known until its last worker has ended, so that their ends are judged like all
-        # others.
+        # It is kept until its last worker has ended, so that the ends of its workers are judged.
         device.gone = True
         for worker in device.workers:
             self._end(worker)
@@ -368,56 +372,53 @@ class Scheduler:
 
     def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
         """Do without the device; end the run if it is the last one here, or not `local`."""
-        # On our own machine the set-up and the disk are those of every device.
-        of_machine = ending.why is StopReason.HALTED and ending.code in (
-            ExitCode.CONFIG,
-            ExitCode.DISK,
-        )
+        # All devices of our own machine share its installation and its disk.
+        codes = (ExitCode.CONFIG, ExitCode.DISK)
+        of_machine = ending.why is StopReason.HALTED and ending.code in codes
         if not local or (of_machine and not device.node):
             self._add(EndRun(ending))
         elif not device.gone:
-            ending, last = replace(ending, device=device.number), len(self.alive) == 1
+            ending = replace(ending, device=device.number)
             # On a cluster others may join.
-            self._add(EndRun(ending) if last and not device.node else DropDevice(ending))
+            is_end = len(self.alive) == 1 and not device.node
+            self._add(EndRun(ending) if is_end else DropDevice(ending))
             self._leave(device)
 
     # --- ends
 
     def attempt_finished(self, end: AttemptEnded) -> list[Instruction]:
         """Hear what became of a worker."""
-        worker, verdict, now_s = self.workers.pop(end.worker), end.verdict, self._clock()
-        device, task = worker.device, worker.task
+        now_s = self._clock()
+        worker = self.workers.pop(end.worker)
+        device = worker.device
+        task = worker.task
         device.workers.remove(worker)
         self._tidy(device)
+        verdict = end.verdict
         if verdict is None:
             self._queue.put_back(replace(task, cold_start=True))
         elif verdict.outcome is Outcome.COMMITTED:
-            # It has worked: the next attempt needs no canary, and may come from the template again.
+            # The device works: the next attempt needs no canary, and may come from the template.
             device.needs_canary = device.cold_start = False
             self._failures.encoded(device.number, device.node)
             self._keep(end.worker, task)
         else:
             if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
-            left = task.texts
+            rest: Task | None = task
             if end.done:
-                # Before the decision: what it has brought counts, though the disk has not answered
-                # yet. Otherwise a run could end for want of any vector with the first one in its
-                # hands.
+                # Before the decision: these vectors count, though they are not on the disk yet.
+                # Else a run could end since it has no vector when it has just got the first.
                 self._failures.stored(task.output, now_s)
-                self._keep(
-                    end.worker,
-                    task.subset([text for text in task.texts if text in end.done], bisecting=True),
-                )
+                done = [text for text in task.texts if text in end.done]
                 left = [text for text in task.texts if text not in end.done]
-            if left:
-                rest = (
-                    task.subset(left, charged_failures=task.charged_failures) if end.done else task
-                )
-                self._fail(rest, end, verdict, worker)
-            else:
+                self._keep(end.worker, task.subset(done, bisecting=True))
+                rest = task.subset(left, charged_failures=task.charged_failures) if left else None
+            if rest is None:
                 self._add(TellFailure(end.worker, task, verdict, None, ()))
-        # The verdict comes before the next `go` of the device: it may have something to teach.
+            else:
+                self._fail(rest, end, verdict, worker)
+        # Only now: what is learnt from the verdict holds for the next worker of the device.
         self._open_gates(device, now_s)
         return self._take_instructions()
 
@@ -426,34 +427,32 @@ class Scheduler:
         self._add(KeepVectors(worker, task))
 
     def _fail(self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
-        """Carry out what follows of an attempt that failed."""
-        memory, device = self._failures, worker.device
+        """Decide what follows a failed attempt, and do it."""
+        memory = self._failures
+        device = worker.device
         step = policy.decide(verdict, self._history(task, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in task.texts if text in end.in_flight)
         self._add(TellFailure(end.worker, task, verdict, step, suspects))
-        # Remembered for the whole run: whoever prepares workers ahead takes the memory that was
-        # short.
+        # Workers that are prepared ahead take memory as well: this run prepares fewer from now on.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(task.texts)):
             memory.note(Repeated.NO_PROGRESS)
-        # A wait, a lesson and a start that failed say nothing of the texts.
-        passing = isinstance(step, policy.Wait) or (
-            isinstance(step, policy.Retry) and step.limit is not None
-        )
-        needs_canary = verdict.row_can_cause and not (passing or verdict.before_first_batch)
-        needs_canary = needs_canary and verdict.outcome is not Outcome.BAD_INPUT
+        # A wait, a smaller batch and a start that failed say nothing of the texts; what refuses a
+        # text says nothing of the device.
+        waits = isinstance(step, policy.Wait)
+        smaller = isinstance(step, policy.Retry) and step.limit is not None
+        in_doubt = verdict.row_can_cause and verdict.outcome is not Outcome.BAD_INPUT
+        needs_canary = in_doubt and not (waits or smaller or verdict.before_first_batch)
         device.needs_canary = device.needs_canary or needs_canary
-        if verdict.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE):  # it got to its first batch
+        if verdict.phase in AT_WORK:
             device.cold_start = False
             memory.started(device.number, device.node, verdict.outcome)
         if end.any_text_succeeded:
             memory.forget(Repeated.CANARY, device.number)
-        avoid_device = task.avoid_device if verdict.blameless else device.number
-        cold_start = task.cold_start or verdict.outcome is not Outcome.LOST
         again = replace(
             task,
-            avoid_device=avoid_device,
-            cold_start=cold_start,
+            avoid_device=task.avoid_device if verdict.blameless else device.number,
+            cold_start=task.cold_start or verdict.outcome is not Outcome.LOST,
             needs_canary=task.needs_canary or needs_canary,
             due_s=0.0,
         )
@@ -461,38 +460,33 @@ class Scheduler:
             case policy.Retry():
                 self._retry(step, again, end, verdict, worker)
             case policy.Wait():
-                where = cause_of(verdict, device.number, device.node)
-                self._wait(step.delay_s, again, verdict, device if where is not None else None)
+                of_all = cause_of(verdict, device.number, device.node) is None
+                self._wait(step.delay_s, again, verdict, None if of_all else device)
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
                 bad = self._keep_good(again, end, verdict) or task
                 count = len(bad.texts) + sum(each.bad_count for each in self._outputs)
-                if (
-                    self._recovery.on_bad_row is OnBadRow.FAIL
-                    or count > self._recovery.max_bad_rows
-                ):
-                    self._add(
-                        EndRun(
-                            Ending(ExitCode.CONFIG, StopReason.BAD_ROWS, end.worker, bad, verdict)
-                        )
-                    )
+                too_many = count > self._recovery.max_bad_rows
+                if too_many or self._recovery.on_bad_row is OnBadRow.FAIL:
+                    why = StopReason.BAD_ROWS
+                    self._add(EndRun(Ending(ExitCode.CONFIG, why, end.worker, bad, verdict)))
                 else:
                     self._add(QuarantineTexts(bad, verdict))
             case policy.GiveUp():
                 memory.note(Repeated.GIVEN_UP)
                 self._queue.leave(task.output, task.chunk)
             case policy.Stop():
-                self._do_without(
-                    device, Ending(step.code, step.why, end.worker, task, verdict), local=step.local
-                )
+                ending = Ending(step.code, step.why, end.worker, task, verdict)
+                self._do_without(device, ending, local=step.local)
                 self._queue.put_back(again)  # for the other devices
 
     def _wait(
         self, delay_s: float, task: Task, verdict: Verdict, device: DeviceState | None
     ) -> None:
-        """Pause on the device, or (None) everywhere."""
-        now_s, where = self._clock(), device.number if device is not None else None
+        """Pause on the device, or (None) on all."""
+        now_s = self._clock()
+        where = device.number if device is not None else None
         waited_s = self._failures.lasts_s(verdict.outcome, where, now_s)
         self._failures.note(verdict.outcome, where, now_s=now_s)
         waits = device if device is not None else self
@@ -503,24 +497,21 @@ class Scheduler:
     def _history(
         self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState
     ) -> policy.History:
-        memory, now_s, device, node = (
-            self._failures,
-            self._clock(),
-            worker.device.number,
-            worker.device.node,
-        )
-        start, chunk = start_of(verdict, device, node), (task.output, task.chunk)
+        """Gather what the policy wants to know besides the verdict."""
+        memory = self._failures
+        now_s = self._clock()
+        device = worker.device.number
+        node = worker.device.node
+        start = start_of(verdict, device, node)
         starts = 0
         if end.began_s is not None:
-            # What goes wrong on the device begins with its `go`, however long before that it was
-            # prepared.
+            # A worker that was prepared ahead meets the device only when its gate is opened.
             starts = memory.count(Repeated.START, start, max(end.began_s, worker.go_s))
-        # Every device may fail as often as a chunk is tried, without a success in between.
-        fruitless = memory.count(Repeated.NO_PROGRESS) - self._recovery.attempts * max(
-            0, len(self.alive) - 1
-        )
+        # Every further device may fail as often as a chunk is tried.
+        allowed = self._recovery.attempts * max(0, len(self.alive) - 1)
+        fruitless = max(0, memory.count(Repeated.NO_PROGRESS) - allowed)
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
-            fruitless = 0  # that one has given its device back: it is about to bring vectors
+            fruitless = 0  # a worker that has given its device back is about to bring vectors
         return policy.History(
             texts=len(task.texts),
             charged_failures=task.charged_failures.count(verdict.outcome),
@@ -528,9 +519,11 @@ class Scheduler:
             shortest_first=_shows_its_shortest(task),
             any_text_succeeded=end.any_text_succeeded,
             output_has_vectors=bool(end.done) or self._outputs[task.output].known_good is not None,
-            succeeded_before=start in memory.sound
-            if verdict.before_first_batch
-            else task.output in memory.worked,
+            succeeded_before=(
+                start in memory.sound
+                if verdict.before_first_batch
+                else task.output in memory.worked
+            ),
             bisecting=task.bisecting,
             in_flight=sum(text in end.in_flight for text in task.texts),
             singly=task.singly,
@@ -540,8 +533,8 @@ class Scheduler:
             failed_starts=starts,
             failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s),
             given_up=memory.count(Repeated.GIVEN_UP),
-            without_progress=max(0, fruitless),
-            oom_singletons=memory.count(Repeated.OOM_SINGLETON, chunk),
+            without_progress=fruitless,
+            oom_singletons=memory.count(Repeated.OOM_SINGLETON, (task.output, task.chunk)),
         )
 
     def _retry(
@@ -552,34 +545,34 @@ class Scheduler:
         verdict: Verdict,
         worker: WorkerState,
     ) -> None:
-        now_s, device = self._clock(), worker.device
+        now_s = self._clock()
+        device = worker.device
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             task = replace(task, charged_failures=(*task.charged_failures, verdict.outcome))
-        if (
-            step.limit is not None
-            and (limit := self._failures.lower(device.kind, step.limit)) is not None
-        ):
-            # Later runs should not know what is so only while others hold memory.
-            lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
-            self._add(LowerLimits(device.kind, limit, lasting))
+        if step.limit is not None:
+            limit = self._failures.lower(device.kind, step.limit)
+            if limit is not None:
+                # A limit that comes from the memory that others hold is not for later runs.
+                lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
+                self._add(LowerLimits(device.kind, limit, lasting))
         if step.counts is Repeated.OOM_SINGLETON:
             self._failures.note(Repeated.OOM_SINGLETON, (task.output, task.chunk))
         elif step.counts is Repeated.CANARY:
             self._failures.note(Repeated.CANARY, device.number, worker.go_s, now_s)
         elif step.counts is Repeated.START:
-            if end.began_s is None:  # a template did not start
+            if end.began_s is None:  # the template may be what is broken
                 device.cold_start = True
             else:
                 start = start_of(verdict, device.number, device.node)
                 self._failures.note(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
             device.paused_until_s = max(device.paused_until_s, due_s)
-            due_s += (
-                step.delay_s
-            )  # others first: they show whether it is the device, the model, or chance
+            # Other texts come first: they show whether it is the device, the model, or chance.
+            due_s += step.delay_s
         self._queue.put_back(replace(task, due_s=due_s))
 
     def _split(self, how: How, task: Task, end: AttemptEnded, verdict: Verdict) -> None:
+        """Take the texts apart, and have the pieces tried."""
         texts = list(task.texts)
         if how is How.BAD:
             bad = self._keep_good(task, end, verdict)
@@ -588,50 +581,47 @@ class Scheduler:
         elif how is How.SUSPECTS:
             suspects = [text for text in texts if text in end.in_flight]
             others = [text for text in texts if text not in end.in_flight]
-            alone = len(suspects) == 1
-            # In a batch by itself after a proof, it was alone just now.
-            charged_failures = (verdict.outcome,) if alone and end.any_text_succeeded else ()
-            pieces = [
-                task.subset(
-                    suspects, bisecting=True, singly=not alone, charged_failures=charged_failures
-                )
-            ]
-            pieces += [task.subset(others, bisecting=True)] if others else []
+            several = len(suspects) > 1
+            suspected = task.subset(suspects, bisecting=True, singly=several)
+            if not several and end.any_text_succeeded:
+                # In a batch by itself, in an attempt that is proven: that was its first look.
+                suspected = replace(suspected, charged_failures=(verdict.outcome,))
+            pieces = [suspected]
+            if others:
+                pieces.append(task.subset(others, bisecting=True))
         else:
             middle = len(texts) // 2
-            pieces = [
-                task.subset(half, bisecting=True, singly=False)
-                for half in (texts[:middle], texts[middle:])
-            ]
+            halves = (texts[:middle], texts[middle:])
+            pieces = [task.subset(half, bisecting=True, singly=False) for half in halves]
         for piece in pieces:
             self._queue.put_back(piece)
         self._add(TellSplit(task, tuple(pieces), how))
 
     def _keep_good(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
-        """Have the good vectors stored, and give the texts whose vectors are bad.
+        """Have the good vectors stored, and return the texts whose vectors are bad.
 
-        None if it is not vectors.
+        None if the verdict is not about vectors.
         """
+        if not verdict.bad_rows:
+            return None
         bad = {task.texts[0] + row for row in verdict.bad_rows}
-        if good := [text for text in task.texts if bad and text not in bad]:
+        good = [text for text in task.texts if text not in bad]
+        if good:
             self._keep(end.worker, task.subset(good, bisecting=True))
-        return task.subset(sorted(bad), bisecting=True) if bad else None
+        return task.subset(sorted(bad), bisecting=True)
 
     def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
-        """Hear that vectors, or verdicts, are on the disk.
-
-        With a `problem`, the disk would not take them.
-        """
-        now_s, output = self._clock(), self._outputs[task.output]
+        """Hear that vectors or verdicts are stored, or (`problem`) why they are not."""
+        now_s = self._clock()
+        output = self._outputs[task.output]
         if problem is not None:  # they are computed again
             waited_s = self._failures.waited_s(problem.outcome, None, now_s)
             step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
             if isinstance(step, policy.Wait):
                 self._wait(step.delay_s, task, problem, None)
             else:
-                self._add(
-                    EndRun(Ending(ExitCode.DISK, StopReason.HALTED, task=task, verdict=problem))
-                )
+                ending = Ending(ExitCode.DISK, StopReason.HALTED, task=task, verdict=problem)
+                self._add(EndRun(ending))
             return self._take_instructions()
         self._failures.stored(task.output, now_s)
         if output.bad_count >= output.texts:
@@ -639,7 +629,7 @@ class Scheduler:
         return self._take_instructions()
 
     def chunk_invalidated(self, output: int, chunk: int) -> None:
-        """Hear that something that was stored of the chunk is damaged, and was discarded."""
+        """Hear that stored vectors of the chunk were damaged, and are discarded."""
         self._queue.lost(output, chunk)
 
     # --- the end of a run
@@ -654,7 +644,7 @@ class Scheduler:
         return self._take_instructions()
 
     def _drain(self, now_s: float) -> None:
-        """Have workers leave if time is limited, and end those that are left when it is over."""
+        """End workers that wait at the gate; if time is limited, have the others leave in time."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self.last_s:
                 self._end(worker)
@@ -673,8 +663,8 @@ class Scheduler:
 
 
 def _shows_its_shortest(task: Task) -> bool:
-    """Say whether the shortest of texts that lacked GPU memory is tried first.
+    """Say whether the shortest of the texts is tried first.
 
-    It shows whether their length is the cause.
+    After a lack of GPU memory, that shows whether their length is the cause.
     """
     return len(task.texts) > 1 and Outcome.GPU_OOM in task.charged_failures

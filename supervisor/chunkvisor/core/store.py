@@ -1,11 +1,9 @@
-"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts.
+"""Stores what workers leave (whole chunks, parts of chunks), and joins complete outputs.
 
-And joins complete outputs.
-
-It judges nothing of this run: what comes here is verified, or is to be noted because the scheduler
-says so. A chunk is committed as soon as each of its texts has a vector or a verdict. Outputs are
-joined in a thread that only reads a ledger; the scheduler has no part in it, and hears of chunks
-that turn out damaged.
+It judges nothing of this run: vectors that come here are verified, and texts are given up because
+the scheduler says so. A chunk is committed as soon as each of its texts has a vector or is given
+up. Outputs are joined in a thread, which only reads the ledger. The scheduler has no part in that;
+it only hears of chunks that turn out damaged.
 """
 
 import errno
@@ -29,12 +27,12 @@ from chunkvisor.store.identity import BadText
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
 from chunkvisor_worker.contract.messages import Facts, Result
 
-MAX_DAMAGED = 3  # more damaged chunks of one output are not an accident
+MAX_DAMAGED = 3  # with more damaged chunks of one output, disk or memory cannot be trusted
 PAUSE_S = 5.0  # before a join that met a full disk is tried again
 
 
 class ResultStore:
-    """What is done of all outputs, on its way to the disk and to the final files."""
+    """Stores the vectors of all outputs, and makes their final files."""
 
     def __init__(
         self,
@@ -64,15 +62,12 @@ class ResultStore:
     def keep(self, task: Task, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one.
 
-        Returns what the disk refused.
-
-        `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has
-        nothing to do with the disk; Halt: 74 if the rest of the output cannot fit, 78 if the
-        model's folder has changed.
+        Returns a verdict if the disk does not take them. `salvaged`: the attempt left no result,
+        but finished batches. Raises OSError for an error that is not the disk's; Halt: 74 if the
+        rest of the output cannot fit, 78 if the model's folder has changed.
         """
         output = self._outputs[task.output]
-        # What workers have loaded since the folder changed is not known: none of it may become part
-        # of the output.
+        # If the folder has changed, nobody knows what the workers have loaded since.
         output.model.check()
         ledger = output.ledger
         spec = attempt.spec
@@ -88,8 +83,8 @@ class ResultStore:
             if facts is None:
                 raise OSError(errno.EIO, f"{attempt.files.folder} cannot be read any more")
             self._warn(output, facts)
-            # Before the vectors: once these are committed, nothing asks again how many tokens were
-            # cut.
+            # Before the vectors: how many tokens were cut can only be read as long as the attempt
+            # is there.
             attempt.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
             if whole and result is not None:
                 ledger.commit(task.chunk, attempt.files.vectors, result.digest, facts)
@@ -101,7 +96,7 @@ class ResultStore:
         except OSError as error:
             return self._not_stored(task, error)
         complete = result is not None and len(task.texts) == spec.stop - spec.start - len(spec.skip)
-        # Everything it left is in the output now. What failed stays, for a person to read.
+        # All that it left is stored now. An attempt that failed stays, for a person to read.
         if complete:
             attempt.remove()
         if whole:
@@ -117,23 +112,21 @@ class ResultStore:
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
         """Report, once each, what libraries warned of, and versions other than at the beginning."""
-        told = [
-            f"while the model was loaded: {note}"
-            for note in (facts.loaded.notes if facts.loaded else ())
-        ]
-        if changed := ", ".join(output.ledger.note_versions(facts)):
-            words = (
-                f"some rows were computed with other library versions: {changed}; the manifest "
-                f"names all"
+        notes = facts.loaded.notes if facts.loaded else ()
+        told = [f"while the model was loaded: {note}" for note in notes]
+        changed = ", ".join(output.ledger.note_versions(facts))
+        if changed:
+            told.append(
+                f"{output.name}: some rows were computed with other library versions: {changed}; "
+                "the manifest names all"
             )
-            told.append(f"{output.name}: {words}")
         for text in told:
             if text not in self._said:
                 self._said.add(text)
                 self._emit(event.Warned(text))
 
     def quarantine(self, task: Task, verdict: Verdict) -> Verdict | None:
-        """Note texts that fail alone, all at once; returns and raises as `keep`."""
+        """Note that these texts get no vector; returns and raises as `keep`."""
         output = self._outputs[task.output]
         bad = [
             BadText(text, verdict.outcome, _reason_of(output, text, verdict)) for text in task.texts
@@ -157,21 +150,16 @@ class ResultStore:
             raise error
         output = self._outputs[task.output]
         if error.errno == errno.EIO:
-            words = (
-                f"{output.name} chunk {task.chunk}: the disk reported an error, and the chunk is "
-                f"stored again: "
-            )
-            self._emit(event.Alarmed(f"{words}{error}"))
+            words = "the disk reported an error, and the chunk is stored again"
+            self._emit(event.Alarmed(f"{output.name} chunk {task.chunk}: {words}: {error}"))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Verdict(Outcome.DISK_FULL, reason)
 
     def compose(self, number: int, chunk: int) -> bool:
-        """Commit a chunk from its parts if each of its texts has a vector or a verdict.
+        """Commit a chunk from its parts if each of its texts has a vector or is given up.
 
-        False if a part is damaged.
-
-        While no vector is known, neither is the dimension; and a full disk is tried again: before a
-        join. Raises OSError as `keep`.
+        False if a part is damaged. If no vector is known yet, or the disk is full, that comes
+        before the join. Raises OSError as `keep`.
         """
         output = self._outputs[number]
         ledger = output.ledger
@@ -195,11 +183,10 @@ class ResultStore:
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
         rate: float | None = None
-        # Start-up is not counted: it comes once, and would make the estimate too long for hours.
+        # Without the start-up, which comes once: it would make estimates too long for hours.
         if self.first_go_s is not None:
-            rate = sum(each.texts_here for each in self._outputs) / max(
-                1e-6, self._clock() - self.first_go_s
-            )
+            done = sum(each.texts_here for each in self._outputs)
+            rate = round(done / max(1e-6, self._clock() - self.first_go_s), 3)
         committed = event.ChunkCommitted(
             output.name,
             chunk,
@@ -208,14 +195,14 @@ class ResultStore:
             ledger.chunks_done,
             ledger.plan.count,
             attempt_ok=result is not None,
-            texts_per_s=rate and round(rate, 3),
+            texts_per_s=rate,
             tokens=result.tokens if result else 0,
             phase_s=result.phase_s if result else {},
             texts_before=before,
         )
         self._emit(committed)
-        # The first chunk tells the dimension, and with it what the rest will need: better refused
-        # now than at night.
+        # The first chunk tells the dimension, and with it how much space the rest needs: it is
+        # better to refuse now than at night.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             _check_space(output)
@@ -223,7 +210,7 @@ class ResultStore:
     # --- what an earlier run left
 
     def adopt(self) -> None:
-        """Keep what is good of the attempts that an earlier run left unjudged, and remove the rest.
+        """Store what is good of the attempts that an earlier run left unjudged; remove the rest.
 
         Raises Halt, OSError.
         """
@@ -236,7 +223,7 @@ class ResultStore:
             output.find_known_good()
 
     def _adopted(self, task: Task, output: OutputRun, attempt: AttemptFolder) -> bool:
-        """Take over what is good of the attempt; True if that was all of it."""
+        """Store what is good of the attempt; True if that was all of it."""
         spec = attempt.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
@@ -259,14 +246,15 @@ class ResultStore:
         return self._join is not None or (self._full_s is not None and not self._signals.draining)
 
     def poll(self) -> list[tuple[int, int]]:
-        """Take in what was joined, and begin what can be joined now.
+        """See what became of the join, and begin the next.
 
-        Returns outputs and their chunks that turned out damaged. Raises Halt (74) if a disk stays
-        full or damages one chunk after the other; OSError for what has nothing to do with the disk.
+        Returns (output, chunk) of chunks that turned out damaged. Raises Halt (74) if the disk
+        stays full or damages one chunk after the other; OSError for an error that is not the
+        disk's.
         """
-        lost: list[tuple[int, int]] = []
-        if self._join is not None and self._join[1].done():  # its done-callback has woken the loop
-            (number, future) = self._join
+        lost = list[tuple[int, int]]()
+        if self._join is not None and self._join[1].done():
+            number, future = self._join
             self._join = None
             lost += self._joined(number, future)
         for number, output in enumerate(self._outputs):
@@ -278,14 +266,14 @@ class ResultStore:
                 continue
             if not self._is_ready(number):
                 continue
-            # Chunks that were found bad throughout before the dimension was known, or for which
-            # there was no space.
-            chunks = [
+            # Chunks that had no good text before the dimension was known, or for which there was
+            # no space, are not committed yet.
+            damaged = [
                 chunk
                 for chunk in range(output.ledger.plan.count)
-                if not output.ledger.committed(chunk)
+                if not self.compose(number, chunk)
             ]
-            if damaged := [chunk for chunk in chunks if not self.compose(number, chunk)]:
+            if damaged:
                 lost += [self._lost(number, chunk) for chunk in damaged]
             elif output.left:
                 self._wait(
@@ -297,10 +285,7 @@ class ResultStore:
         return lost
 
     def plan(self, number: int) -> None:
-        """Have the output planned, once a join that is under way is done.
-
-        See `OutputRun.prepare`.
-        """
+        """Have the output planned by `OutputRun.prepare`, after a join that is in progress."""
         self._to_plan.add(number)
         self._signals.wake()
 
@@ -314,7 +299,7 @@ class ResultStore:
         self._stopped = True
 
     def close(self) -> None:
-        """Stop, and wait for it."""
+        """Join nothing more, and wait for the join in progress to end."""
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -363,8 +348,6 @@ class ResultStore:
         self._again_s = now_s + PAUSE_S
 
     def _lost(self, number: int, chunk: int) -> tuple[int, int]:
-        # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be
-        # trusted.
         self._damaged[number] += 1
         if self._damaged[number] > MAX_DAMAGED:
             raise damaged_again(self._outputs[number].name, chunk)
@@ -376,7 +359,7 @@ class ResultStore:
 
 
 def _reason_of(output: OutputRun, text: int, verdict: Verdict) -> str:
-    """Say why the text has no vector; of a blank one also how its rows are left out."""
+    """Say why the text has no vector; if it is blank, also how its rows are left out."""
     if not output.is_blank(text):
         return verdict.reason
     reason = f"{verdict.reason}; the text is blank"
@@ -387,16 +370,13 @@ def _reason_of(output: OutputRun, text: int, verdict: Verdict) -> str:
 
 
 def _check_space(output: OutputRun) -> None:
-    """Raise Halt (74) if the rest of the output cannot fit on the disk.
-
-    Needs the facts of a committed chunk.
-    """
+    """Raise Halt (74) if the rest of the output cannot fit on the disk, once a chunk is known."""
     ledger = output.ledger
-    if ledger.facts is not None:
-        left = ledger.plan.distinct - ledger.texts_done
-        dimension = ledger.facts.dimension
-        second_form = (
-            0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
-        )
-        need = need_bytes(output.table.rows, left, dimension, second_form)
-        check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))
+    if ledger.facts is None:
+        return
+    left = ledger.plan.distinct - ledger.texts_done
+    dimension = ledger.facts.dimension
+    form = output.form
+    second_form = 0 if form.is_of_rows else Numbers(form.dtype, dimension).row_bytes
+    need = need_bytes(output.table.rows, left, dimension, second_form)
+    check_disk(output.name, need, free_bytes(output.workdir), str(output.workdir))

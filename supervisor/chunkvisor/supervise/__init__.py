@@ -1,4 +1,1 @@
-"""One run: from the first word to the exit code.
-
-May import observe and down. It is not called `run`: that is the function `chunkvisor.run`.
-"""
+"""One run, from its start to its exit code. It is not called `run`: that is the API's."""

@@ -1,6 +1,6 @@
-"""What one run is asked for, and what it has: devices, the model's files and an engine.
+"""What one run is asked for, and what it works with: devices, the model's files and an engine.
 
-It is imported before a model begins to load: neither numpy nor what works on outputs comes with it.
+It is imported before the model begins to load: it imports neither numpy nor what works on outputs.
 """
 
 import os
@@ -25,12 +25,7 @@ from chunkvisor.engine.modelsource import (
 )
 from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import config_error
-from chunkvisor.events.event import (
-    Doing,
-    Resolving,
-    RunStarted,
-    Warned,
-)
+from chunkvisor.events.event import Doing, Resolving, RunStarted, Warned
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
@@ -47,27 +42,27 @@ class Request:
     max_rows: int | None = None
     from_scratch: bool = False
     update: bool = False  # take a source that has changed as it is now
-    stop_after_s: float | None = None  # how long it may take, at most; None = as long as it takes
+    stop_after_s: float | None = None  # the most time that it may take; None = as long as it takes
     keeps: bool = True
-    """False = what is done is thrown away unless all is done: the first signal ends the run at
-    once."""
+    """False: an unfinished run leaves nothing, so that the first signal ends it at once."""
     typed: str = ""  # the command, to be typed again; empty for a call from Python
-    place: Path | None = None  # of the one final file, if it is not to be in the workdir
-    more: dict[str, Any] = field(default_factory=dict)  # what manifests say besides
+    place: Path | None = None  # of the only final file, if it is not to be in the workdir
+    more: dict[str, Any] = field(default_factory=dict)  # further entries of manifests
 
 
 class RunResources:
-    """To be closed by whoever makes it."""
+    """Devices, model and engine of one run; its maker closes it."""
 
     def __init__(self, request: Request, run: Run) -> None:
         """Find the devices, and report that the run begins. Raises Halt if there are none."""
-        self._request, self._run = request, run
+        self._request = request
+        self._run = run
         self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
         self._ahead: LocalEngine | None = None
-        """An engine that was begun before it was wanted, so that the model loads meanwhile."""
+        """An engine that was started before it is wanted, so that the model loads meanwhile."""
         if self.on_ray:
-            # It stands for those of the cluster until its nodes have told theirs.
+            # It stands for the devices of the cluster, which are not known yet.
             self.devices: tuple[Device, ...] = (
                 Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),
             )
@@ -75,12 +70,16 @@ class RunResources:
             if "cpu" not in config.device:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
             self.devices = find_devices(config.device)
-        if guessed := sum(device.uuid.isdecimal() for device in self.devices):
-            words = (
-                f"nvidia-smi does not list the GPUs: the run continues with "
-                f"{counted(guessed, 'GPU')}, whose memory"
+        # A GPU that nvidia-smi does not list has a number instead of a UUID.
+        guessed = sum(device.uuid.isdecimal() for device in self.devices)
+        if guessed:
+            run.emit(
+                Warned(
+                    "nvidia-smi does not list the GPUs: the run continues with "
+                    f"{counted(guessed, 'GPU')}, whose memory and health it cannot look at. "
+                    "`chunkvisor doctor` says more"
+                )
             )
-            run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(
             RunStarted(
                 workdir=str(run.layout.workdir),
@@ -98,7 +97,10 @@ class RunResources:
             self._ahead.close()
 
     def on_wait(self) -> None:
-        """To be called while something is waited for. Raises Halt if the run is asked to stop."""
+        """Keep the display going while something is waited for.
+
+        Raises Halt if the run is asked to stop.
+        """
         self._run.tick()
         if self._run.signals.draining:
             raise stopped(self._run.signals)
@@ -106,15 +108,14 @@ class RunResources:
     # --- the model
 
     def source(self) -> ModelSource:
-        """Find or download the model's files.
+        """Find or download the model's files; begin to load them if an output is new.
 
-        If an output is new, begin to load them as soon as they are known.
-
-        Raises Halt, also if the files show that it is not the model that the config describes;
+        Raises Halt, also if the files are not those of the model that the config describes;
         OSError.
         """
-        model, layout = self._config.model, self._run.layout
-        # A resume may need no worker at all: then loading a model would only cost memory.
+        model = self._config.model
+        layout = self._run.layout
+        # A resume may need no worker at all; then loading the model would only cost memory.
         is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         if model.is_plugin:
             found = ModelSource(None, model.revision)
@@ -123,32 +124,32 @@ class RunResources:
             if here is None:
                 from chunkvisor.sources.child import request_of, try_first_row
 
-                # The hub may be waited for, and a download takes minutes: what is wrong with a
-                # source is said before.
+                # A download takes minutes: what is wrong with a source is said before.
                 for name in self._config.outputs:
-                    try_first_row(
-                        request_of(self._config, name, self._request.max_rows), self.on_wait
-                    )
-            wanted, what = repository_of(model), f"the model {model.name}"
-            found = here if here and model.is_folder else self._fetch(wanted, what)
+                    wanted = request_of(self._config, name, self._request.max_rows)
+                    try_first_row(wanted, self.on_wait)
+            if here is not None and model.is_folder:
+                found = here
+            else:
+                found = self._fetch(repository_of(model), f"the model {model.name}")
             check_model_files(self._config, found.path)
             take_outside(found, model, self._fetch, layout.hub, self._read)
-            if (
-                is_new
-            ):  # it is loaded while its digest is taken, which takes seconds for each gigabyte
+            if is_new:  # it loads while its digest is taken, which takes seconds for each gigabyte
                 self.load_ahead(found)
             if model.is_folder:
                 read = self._read(Path(model.name))
-                found.revision, found.stamps = read.revision, read.stamps
+                found.revision = read.revision
+                found.stamps = read.stamps
             if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
-                self._ahead.close()  # it may have loaded what the digest is not of
+                # The folder was changed: it may have loaded other files than those of the digest.
+                self._ahead.close()
                 self._ahead = None
         if is_new:
             self.load_ahead(found)
         return found
 
     def _read(self, folder: Path) -> ModelSource:
-        """Take the digest of a folder. Raises Halt (78)."""
+        """Take the digest of a model's folder. Raises Halt (78)."""
         self._run.emit(Doing("reading the files of the model"))
         try:
             return resolve_local(folder, self._run.layout.model, self.on_wait)
@@ -159,20 +160,20 @@ class RunResources:
             ) from None
 
     def _fetch(self, wanted: Repository, what: str) -> ModelSource:
-        """Have files of the hub downloaded, unless they are here. Raises Halt, OSError."""
+        """Download files of the hub, unless they are here. Raises Halt, OSError."""
         self._run.emit(Resolving(wanted.name))
-        layout, timeout_s = self._run.layout, self._config.recovery.wait_timeout
+        layout = self._run.layout
+        timeout_s = self._config.recovery.wait_timeout
         teller = WaitTeller(self._run.emit, timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
             deadline_s = time.monotonic() + seconds
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+            while time.monotonic() < deadline_s:
+                self._run.signals.sleep(min(deadline_s - time.monotonic(), _PAUSE_S), [])
                 self.on_wait()
 
-        # From scratch the hub is asked for its newest commit; otherwise the first run's commit
-        # counts.
+        # From scratch, the newest commit of the hub counts; otherwise that of the first run.
         anew = self._request.from_scratch
         return resolve_hub(
             wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
@@ -181,7 +182,7 @@ class RunResources:
     # --- the engine
 
     def load_ahead(self, source: ModelSource) -> None:
-        """Have a template load while a source is read, if it is of use."""
+        """Have a template load the model while a source is read, if one is wanted."""
         model = self._config.model
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and self._ahead is None and not self.on_ray:
@@ -189,19 +190,13 @@ class RunResources:
             self._ahead.expect(1)
 
     def take_engine(self, source: ModelSource) -> Engine:
-        """Give the engine, which the caller closes.
-
-        The one that was begun ahead, if there is one.
-        """
+        """Return the engine, begun ahead or not; the caller closes it."""
+        run = self._run
         if self.on_ray:
-            return RayEngine(
-                self._config,
-                self._run.layout,
-                self._template(source),
-                self._run.run_id,
-                self._run.emit,
-            )
-        ahead, self._ahead = self._ahead, None
+            template = self._template(source)
+            return RayEngine(self._config, run.layout, template, run.run_id, run.emit)
+        ahead = self._ahead
+        self._ahead = None
         return ahead or self._local(source)
 
     def _local(self, source: ModelSource) -> LocalEngine:

@@ -1,9 +1,7 @@
-"""One invocation of `chunkvisor run`.
+"""One invocation of `chunkvisor run`: holds the workdir, reports, and ends with an exit code.
 
-Holds the workdir, lets the observers hear of it, and ends with its exit code.
-
-It is imported before a model begins to load; what else a run needs, numpy above all, is imported
-meanwhile.
+It is imported before a model begins to load. What else a run needs, numpy above all, is imported
+while the model loads.
 """
 
 import secrets
@@ -15,14 +13,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.core.run import Run, Signals
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.event import (
-    Emit,
-    Event,
-    Halted,
-    Invoked,
-    Note,
-    RunEnded,
-)
+from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal
 from chunkvisor.messages import Troubles
 from chunkvisor.show.invocation import observers_of_run, open_invocation
@@ -36,22 +27,21 @@ from chunkvisor.units import counted
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
-    """Do the job, and let the observer hear of it.
+    """Do the job, and have the observer show it.
 
-    Raises Halt with the exit code and the words if it does not end well.
+    Raises Halt, with the exit code and the words, if it does not end well.
     """
-    config, layout, run_id = (
-        request.loaded.config,
-        Layout(request.loaded.config.workdir),
-        secrets.token_hex(8),
-    )
+    config = request.loaded.config
+    layout = Layout(config.workdir)
+    run_id = secrets.token_hex(8)
     require_extras(config)
-    troubles, emit = Troubles(), None
+    troubles = Troubles()
+    emit: Emit | None = None
     with ExitStack() as stack:
         try:
             claim(layout, [*config.outputs, *config.combine])
-            # From here on, no other run can touch the workdir; what an earlier one left running is
-            # ended below.
+            # From here on no other run can touch the workdir. Workers that an earlier one has left
+            # are ended below.
             previous = stack.enter_context(hold(layout.lock, run_id))
             journal = Journal(layout.events, run_id)
             stack.callback(journal.close)
@@ -59,8 +49,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             speed = journal.state.texts_per_s
             invocation = open_invocation(layout)
             observers = Observers(observer, guarded=observers_of_run(config, layout, invocation))
-            # Before the observers are closed and after: a signal meanwhile must not end us with
-            # half a report.
+            # Signals are caught until the observers are closed: none may end us in half a report.
             signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
             stack.enter_context(signals.listen())
             stack.callback(observers.close)
@@ -71,12 +60,14 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 observers.event(event, journal.state)
 
             emit = report
-            # What a worker has started, and has put out of its own group, ends with the run as
-            # well.
+            # Also ends what a worker has started in another process group.
             stack.callback(end_orphans, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
-            if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
-                emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
+            if previous is not None and previous.over:
+                orphans = end_orphans(previous.run_id)
+                if orphans:
+                    ended = counted(len(orphans), "worker")
+                    emit(Note(f"ended {ended} left behind by an earlier run"))
             this = Run(layout, run_id, signals, emit, observers.tick, speed)
             with closing(RunResources(request, this)) as resources:
                 source = resources.source()
@@ -95,11 +86,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
 def _in_words(
     error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None
 ) -> Halt | None:
-    """Report what ends the run, if it can report anything yet.
-
-    What the machine refuses becomes a Halt, a bug None.
-    """
-    # If the workdir is gone, a child that found no folder, say, this is why.
+    """Report what ends the run, once it can report; return the Halt, or None for a bug."""
+    # A workdir that is gone makes other errors, of a child that found no folder, say.
     gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
         halt: Halt | None = gone or troubles.added_to(error)
@@ -108,8 +96,7 @@ def _in_words(
     else:
         halt = memory_halt() if isinstance(error, MemoryError) else None
     if halt is None:
-        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every
-        # bug.
+        # The journal says that it was a bug; the traceback comes from the caller.
         with suppress(Exception):
             if emit is not None:
                 emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
@@ -123,11 +110,12 @@ def _in_words(
 
 def require_extras(config: Config) -> None:
     """Raise Halt (78) if a key asks for what is not installed, or cannot do what it says."""
-    if (textfile := config.metrics.textfile) is not None:
+    textfile = config.metrics.textfile
+    if textfile is not None:
         if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):
             raise config_error(
                 f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the "
-                f"workdir's state",
+                "workdir's state",
                 "Name a file in the folder that node_exporter reads "
                 "(--collector.textfile.directory).",
             )
@@ -142,12 +130,13 @@ def require_extras(config: Config) -> None:
             raise config_error(
                 f"the key {key} needs the package {package}, which is not installed",
                 f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the "
-                f"key.",
+                "key.",
             )
     urls = [url.get_secret_value() for url in config.notify]
-    if urls and (wrong := sender_to(urls)[1]):
+    wrong = sender_to(urls)[1] if urls else []
+    if wrong:
         raise config_error(
             f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand "
-            f"this address",
+            "this address",
             "Look up its form in apprise's list of services, and test it: apprise -b test ADDRESS",
         )

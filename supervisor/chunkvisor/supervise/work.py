@@ -1,7 +1,4 @@
-"""The work of one run.
-
-Opens its outputs, runs the loop over them, and combines what is finished.
-"""
+"""The work of one run: opens its outputs, runs the loop over them, and combines final files."""
 
 import os
 import tempfile
@@ -34,7 +31,7 @@ from chunkvisor.outputs.plan import count_shared, plan
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage, read, standing_of
 from chunkvisor.sources.table import StagedTable, rows_of
-from chunkvisor.store.identity import Identity, Plan, arithmetic_variables, identity_of
+from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile
@@ -43,23 +40,26 @@ from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.messages import Phase, Spec
 
-# a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
+# How long a worker is to take for a chunk, about: then a fault costs little, and the start of a
+# worker is a small share.
 _TARGET_S = 40.0
 
 
 def work(request: Request, run: Run, resources: RunResources, source: ModelSource) -> None:
-    """Do what a run does between its first word and its last.
+    """Encode what is left to encode, and make all final files.
 
     Raises Halt if it does not end well; OSError.
     """
     config = request.loaded.config
+    model = config.model
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
-        dtype, kind = folder.computes_in(config.model), folder.model_type
-        if (unfit := unfit_dtype(dtype, kind, weakest(resources.devices))) is not None:
+        dtype = folder.computes_in(model)
+        unfit = unfit_dtype(dtype, folder.model_type, weakest(resources.devices))
+        if unfit is not None:
             run.emit(Warned("; ".join(unfit)))
-    # What is wrong with it is said before the source is read.
-    expected = read_expected(config.model.expect) if config.model.expect is not None else None
+    # Before the source is read, which takes a while: the file may be wrong.
+    expected = read_expected(model.expect) if model.expect is not None else None
     outputs = Opening(request, run, resources, source).open()
     if outputs:
         for what, mend in check_model_files(config, source.path):
@@ -78,16 +78,14 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         run.emit(planned)
         if expected is not None and any(output.left for output in outputs):
             _expect(expected, request, run, resources, source)
-    model = config.model
     lessons = LessonFile(
         run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
     )
     with closing(resources.take_engine(source)) as engine:
         store = ResultStore(outputs, run, config.recovery.wait_timeout)
         given_up = Loop(outputs, config, lessons, engine, store, run).run()
-    if run.signals.first is not None or (
-        run.signals.draining and not all(each.joined for each in outputs)
-    ):
+    joined = all(each.joined for each in outputs)
+    if run.signals.first is not None or (run.signals.draining and not joined):
         raise stopped(run.signals)
     if given_up:
         raise gave_up(given_up)
@@ -95,7 +93,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
 
 
 def _complete(config: Config, run: Run, resources: RunResources) -> None:
-    """Make the combinations, and end with success only if every final file and manifest stands.
+    """Make the combinations, and make sure that every final file and manifest is there.
 
     Raises Halt: 3 if some rows have no vector, 75 if a file is not there; OSError.
     """
@@ -137,24 +135,29 @@ def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, A
 def _expect(
     expected: Expected, request: Request, run: Run, resources: RunResources, source: ModelSource
 ) -> None:
-    """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
+    """Have the first worker of the run encode the texts of `model.expect`.
+
+    Raises Halt (78) if it gives other vectors; OSError.
+    """
     config = request.loaded.config
     model = source.spec(config.model)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
-        encode, device = encode_spec(config.encode), resources.devices[0]
         trial = try_texts(
-            expected.texts, model, encode, device, request.loaded, Path(folder), resources.on_wait
+            expected.texts,
+            model,
+            encode_spec(config.encode),
+            resources.devices[0],
+            request.loaded,
+            Path(folder),
+            resources.on_wait,
         )
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
-    if (refusal := expected.refusal(trial.vectors, trial.dtype, model)) is not None:
+    refusal = expected.refusal(trial.vectors, trial.dtype, model)
+    if refusal is not None:
         raise refusal
-    run.emit(
-        Note(
-            f"the model gives the vectors of {counted(len(expected.texts), 'text')} in "
-            f"{expected.path}"
-        )
-    )
+    texts = counted(len(expected.texts), "text")
+    run.emit(Note(f"the model gives the vectors of {texts} in {expected.path}"))
 
 
 class Opening:
@@ -163,12 +166,14 @@ class Opening:
     def __init__(
         self, request: Request, run: Run, resources: RunResources, source: ModelSource
     ) -> None:
-        self._request, self._run, self._resources, self._source = request, run, resources, source
+        self._request = request
+        self._run = run
+        self._resources = resources
+        self._source = source
         self._config: Config = request.loaded.config
-        # The environment of this machine does not travel to the nodes of a cluster.
-        self._arithmetic = arithmetic_variables(
-            {} if resources.on_ray else os.environ, self._config.env
-        )
+        # The nodes of a cluster do not get the environment of this machine.
+        environment = {} if resources.on_ray else os.environ
+        self._arithmetic = arithmetic_variables(environment, self._config.env)
         self._wanted = Wanted(
             request.loaded,
             request.max_rows,
@@ -189,10 +194,9 @@ class Opening:
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         source = self._source
-        return identity_of(
-            *(self._config, name, source.revision or "", digest, rows, self._arithmetic),
-            source.revisions,
-        )
+        revision = source.revision or ""
+        arithmetic = self._arithmetic
+        return identity_of(self._config, name, revision, digest, rows, arithmetic, source.revisions)
 
     def _chunk_size(self, name: str) -> int:
         size = self._config.effective_chunk_size(name)
@@ -204,10 +208,10 @@ class Opening:
         return size
 
     def open(self) -> list[OutputRun]:
-        """Open all outputs; return those that are not complete, in their order.
+        """Open all outputs; return those that are not complete, in the order of the config.
 
-        Raises Halt if a source is wrong, or the config differs from what the workdir was begun
-        with; OSError.
+        Raises Halt if a source is wrong, or the config is another than that which the workdir was
+        begun with; OSError.
         """
         self._layouts = [*map(self._run.layout.output, self._config.outputs)]
         found = open_outputs(self._layouts, self._wanted)
@@ -228,22 +232,29 @@ class Opening:
     def _waiting(
         self, found: Found, counts: Sequence[int], known: int, before: Sequence[OutputRun]
     ) -> OutputRun:
-        """Open an output that takes over what earlier ones are to encode.
+        """Open an output that takes over vectors which outputs `before` it are still to encode.
 
-        Its plan is a guess until they have.
+        Until they have, its plan is a guess. `counts` says how many it takes from each of them;
+        `known` texts already have a vector elsewhere.
         """
+        layout = found.layout
         fixed = found.fixed
         assert fixed is not None
-        name = found.layout.name
+        name = layout.name
         places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
         texts = counted(fixed.distinct, "text")
         self._note(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
-        ledger = Ledger(found.layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
+        ledger = Ledger(layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
         opened = OutputOpened(
-            name, fixed.identity.rows, fixed.distinct, ledger.plan.count, fixed.chunk_size
+            name,
+            fixed.identity.rows,
+            fixed.distinct,
+            ledger.plan.count,
+            fixed.chunk_size,
+            texts_done=known,
         )
-        self._run.emit(replace(opened, texts_done=known))
-        output = self._output_of(found, ledger, StagedTable.open(found.layout.table), None)
+        self._run.emit(opened)
+        output = self._output_of(layout, fixed, ledger, StagedTable.open(layout.table), None)
         output.taken = known
         output.waits_for = frozenset(number for number, count in enumerate(counts) if count)
         output.prepare = partial(self._prepare, found)
@@ -268,27 +279,25 @@ class Opening:
         name = layout.name
         fixed = found.fixed
         assert fixed is not None
-        config = self._config
+        if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
+            size = f"{fixed.chunk_size:,}"
+            wanted.note(f"{name}: keeps chunks of {size} texts, as its first run began")
         table = StagedTable.open(layout.table)
-        if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            wanted.note(
-                f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"
-            )
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
-        fresh = table.without(reuse)
-        taken = reuse.taken if reuse is not None else 0
+        taken = 0
+        if reuse is not None:
+            taken = reuse.taken
+            texts = counted(reuse.texts, "text")
+            places = listed([place.words for place in reuse.places], 3)
+            have = f"{taken:,} of {texts} already have a vector, from {places}"
+            wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         if not taken:
             ledger.forgive_if_none_is_good()
-        if reuse is not None:
-            places = listed([place.words for place in reuse.places], 3)
-            have = (
-                f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
-            )
-            wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
-        # finds the chunks of which parts are known, and with them their bad texts
+        # Before the bad texts are asked for: it reads the parts of chunks that have them.
         saved = ledger.saved()
+        bad_rows = rows_of(table.without(reuse), [bad.text for bad in ledger.bad_texts()])
         opened = OutputOpened(
             output=name,
             rows=table.rows,
@@ -298,26 +307,27 @@ class Opening:
             chunks_done=ledger.chunks_done,
             texts_done=ledger.texts_done + taken,
             texts_saved=sum(saved.values()),
-            quarantined=sum(rows_of(fresh, [bad.text for bad in ledger.bad_texts()]).values()),
+            quarantined=sum(bad_rows.values()),
         )
         wanted.emit(opened)
-        return self._output_of(found, ledger, table, reuse)
+        return self._output_of(layout, fixed, ledger, table, reuse)
 
     def _output_of(
-        self, found: Found, ledger: Ledger, table: StagedTable, reuse: Reuse | None
+        self,
+        layout: OutputLayout,
+        fixed: Fixed,
+        ledger: Ledger,
+        table: StagedTable,
+        reuse: Reuse | None,
     ) -> OutputRun:
-        fixed = found.fixed
-        assert fixed is not None
         config = self._config
         source = self._source
-        name = found.layout.name
+        name = layout.name
         device_kind = self._resources.devices[0].kind
-        encode, cores = (
-            config.effective_encode(name),
-            len(os.sched_getaffinity(0)) // config.workers.per_device,
-        )
+        encode = config.effective_encode(name)
+        cores = len(os.sched_getaffinity(0)) // config.workers.per_device
         threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-        # Chunk, attempt, start, stop and digest of the texts are those of each attempt.
+        # Chunk, attempt, start, stop and digest of the texts are set for each attempt.
         job = Spec(
             *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
             source.spec(config.model),
@@ -357,7 +367,7 @@ class Opening:
 def _without_blanks(output: OutputConfig) -> str:
     """Return a condition for `where` that leaves blank texts out.
 
-    Empty if a template makes them or there is one.
+    Empty if a template makes the texts, or the output has a condition already.
     """
     if output.template is not None or output.where is not None:
         return ""
@@ -368,17 +378,17 @@ def _without_blanks(output: OutputConfig) -> str:
 def pace_before(config: Config) -> tuple[float | None, float]:
     """Return the texts a second of the last run or trial here, and its `entry_s`.
 
-    That is how long a worker has its device before it computes: for its CUDA context, and the copy
-    of the weights.
+    That is for how long a worker has its device before it computes: a CUDA context is made, and the
+    weights are copied.
     """
-    rate, entry_s = None, 0.0
-    for event in (
-        entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events)
-    ):
+    rate = None
+    entry_s = 0.0
+    for entry in read_with_trials(config.workdir, Layout(config.workdir).events):
+        event = entry.event
         if isinstance(event, ChunkCommitted) and event.texts_per_s:
             rate = event.texts_per_s
-            entry_s = event.phase_s.get(Phase.CUDA_INIT, 0.0) + event.phase_s.get(
-                Phase.WEIGHTS_COPY, 0.0
+            entry_s = sum(
+                event.phase_s.get(phase, 0.0) for phase in (Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
             )
     return rate, entry_s
 
@@ -386,15 +396,15 @@ def pace_before(config: Config) -> tuple[float | None, float]:
 def propose(
     texts_per_s: float | None, entry_s: float, workers: int, device_kind: str
 ) -> tuple[int, str]:
-    """Propose how many texts a chunk has, in words why.
+    """Propose how many texts a chunk is to have, and say why.
 
-    One significant digit, so 27 to 60 s if the entry is short.
+    It has one significant digit, so that a chunk takes 27 to 60 s if `entry_s` is short.
     """
     if texts_per_s is None:
         size = 3000 if device_kind == "cuda" else 500
         return size, f"usual for {device_kind}; no rate is known here yet"
     rate = texts_per_s / workers
-    # so that the entry takes under 2 %, even if rounded down
+    # The entry is to be under 2 % of the chunk's time, even if the size is rounded down.
     target_s = max(_TARGET_S, 75 * entry_s)
     size = min(50_000, max(100, int(float(f"{rate * target_s:.1g}"))))
     return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"
