@@ -108,7 +108,7 @@ def test_from_scratch_stays_from_scratch(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("chunkvisor.supervise.work.plan", stop)
+        patch.setattr("chunkvisor.supervise.opening.plan", stop)
         assert place.run_here("--from-scratch", "--yes").returncode == 74
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert place.run_here().returncode == 0

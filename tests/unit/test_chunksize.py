@@ -4,7 +4,7 @@ output fixes.
 
 import pytest
 
-from chunkvisor.supervise.work import propose
+from chunkvisor.supervise.opening import propose
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import ledger_of
+from chunkvisor.supervise.opening import pace_before, propose
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.supervise.work import pace_before, propose
 from chunkvisor.units import counted, human_bytes, human_time
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -1,0 +1,283 @@
+"""Opens the outputs of one run: what is done of each, and how large its chunks are."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
+from chunkvisor.core.output import OutputRun, texts_damaged
+from chunkvisor.core.run import Run
+from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.engine.process import thread_count
+from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened
+from chunkvisor.events.journal import read_with_trials
+from chunkvisor.outputs.finish import finish
+from chunkvisor.outputs.forms import asked_form
+from chunkvisor.outputs.open import open_outputs
+from chunkvisor.outputs.plan import count_shared, plan
+from chunkvisor.outputs.stage import Wanted
+from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import Reuse, read_reuse, work_with
+from chunkvisor.supervise.resources import Request, RunResources
+from chunkvisor.units import counted, listed
+from chunkvisor_worker.contract.messages import Phase, Spec
+
+# How long a worker is to take for a chunk, about: then a fault costs little, and the start of a
+# worker is a small share.
+_TARGET_S = 40.0
+
+
+class Opening:
+    """Opens the outputs of one run."""
+
+    def __init__(
+        self, request: Request, run: Run, resources: RunResources, source: ModelSource
+    ) -> None:
+        self._request = request
+        self._run = run
+        self._resources = resources
+        self._source = source
+        self._config: Config = request.loaded.config
+        # The nodes of a cluster do not get the environment of this machine.
+        environment = {} if resources.on_ray else os.environ
+        self._arithmetic = arithmetic_variables(environment, self._config.env)
+        self._wanted = Wanted(
+            request.loaded,
+            request.max_rows,
+            request.from_scratch,
+            request.update,
+            request.place,
+            request.more,
+            self._identity,
+            self._chunk_size,
+            partial(resources.load_ahead, source),
+            run.emit,
+            resources.on_wait,
+        )
+
+    @cached_property
+    def _pace(self) -> tuple[float | None, float]:
+        return pace_before(self._config)  # a journal is read once for all outputs
+
+    def _identity(self, name: str, digest: str, rows: int) -> Identity:
+        source = self._source
+        revision = source.revision or ""
+        arithmetic = self._arithmetic
+        return identity_of(self._config, name, revision, digest, rows, arithmetic, source.revisions)
+
+    def _chunk_size(self, name: str) -> int:
+        size = self._config.effective_chunk_size(name)
+        if size == "auto":
+            devices = self._resources.devices
+            workers = len(devices) * self._config.workers.per_device
+            size, why = propose(*self._pace, workers, devices[0].kind)
+            self._note(f"{name}: chunks of {size:,} texts, {why}")
+        return size
+
+    def open(self) -> list[OutputRun]:
+        """Open all outputs; return those that are not complete, in the order of the config.
+
+        Raises Halt if a source is wrong, or the config is another than that which the workdir was
+        begun with; OSError.
+        """
+        self._layouts = [*map(self._run.layout.output, self._config.outputs)]
+        found = open_outputs(self._layouts, self._wanted)
+        complete = [each.layout for each in found if each.manifest is not None]
+        left = [each for each in found if each.manifest is None]
+        outputs = list[OutputRun]()
+        for number, each in enumerate(left):
+            counts = list[int]()
+            known = 0
+            if each.stage is Stage.STAGED and self._config.reuse:
+                counts, known = count_shared(each, left[:number], complete)
+            if any(counts):
+                outputs.append(self._waiting(each, counts, known, outputs))
+            else:
+                outputs.append(self._planned(each, self._wanted))
+        return outputs
+
+    def _waiting(
+        self, found: Found, counts: Sequence[int], known: int, before: Sequence[OutputRun]
+    ) -> OutputRun:
+        """Open an output that takes over vectors which outputs `before` it are still to encode.
+
+        Until they have, its plan is a guess. `counts` says how many it takes from each of them;
+        `known` texts already have a vector elsewhere.
+        """
+        layout = found.layout
+        fixed = found.fixed
+        assert fixed is not None
+        name = layout.name
+        places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
+        texts = counted(fixed.distinct, "text")
+        self._note(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
+        ledger = Ledger(layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
+        opened = OutputOpened(
+            name,
+            fixed.identity.rows,
+            fixed.distinct,
+            ledger.plan.count,
+            fixed.chunk_size,
+            texts_done=known,
+        )
+        self._run.emit(opened)
+        output = self._output_of(layout, fixed, ledger, StagedTable.open(layout.table), None)
+        output.taken = known
+        output.waits_for = frozenset(number for number, count in enumerate(counts) if count)
+        output.prepare = partial(self._prepare, found)
+        return output
+
+    def _prepare(self, found: Found, on_block: Callable[[], None]) -> tuple[OutputRun, list[Event]]:
+        told = list[Event]()
+        output = self._planned(found, replace(self._wanted, emit=told.append, on_wait=on_block))
+        output.find_known_good()
+        return output, told
+
+    def _planned(self, found: Found, wanted: Wanted) -> OutputRun:
+        try:
+            plan(found, wanted, self._layouts)
+            return self._open(found, wanted)
+        except DamagedError as error:
+            raise texts_damaged(error) from error
+
+    def _open(self, found: Found, wanted: Wanted) -> OutputRun:
+        """Read what is done of an output that is planned."""
+        layout = found.layout
+        name = layout.name
+        fixed = found.fixed
+        assert fixed is not None
+        if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
+            size = f"{fixed.chunk_size:,}"
+            wanted.note(f"{name}: keeps chunks of {size} texts, as its first run began")
+        table = StagedTable.open(layout.table)
+        reuse = read_reuse(layout)
+        ledger = Ledger(layout, *work_with(reuse, fixed))
+        ledger.load()
+        taken = 0
+        if reuse is not None:
+            taken = reuse.taken
+            texts = counted(reuse.texts, "text")
+            places = listed([place.words for place in reuse.places], 3)
+            have = f"{taken:,} of {texts} already have a vector, from {places}"
+            wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
+        if not taken:
+            ledger.forgive_if_none_is_good()
+        # Before the bad texts are asked for: it reads the parts of chunks that have them.
+        saved = ledger.saved()
+        bad_rows = rows_of(table.without(reuse), [bad.text for bad in ledger.bad_texts()])
+        opened = OutputOpened(
+            output=name,
+            rows=table.rows,
+            distinct=ledger.plan.distinct + taken,
+            chunks=ledger.plan.count,
+            chunk_size=fixed.chunk_size,
+            chunks_done=ledger.chunks_done,
+            texts_done=ledger.texts_done + taken,
+            texts_saved=sum(saved.values()),
+            quarantined=sum(bad_rows.values()),
+        )
+        wanted.emit(opened)
+        return self._output_of(layout, fixed, ledger, table, reuse)
+
+    def _output_of(
+        self,
+        layout: OutputLayout,
+        fixed: Fixed,
+        ledger: Ledger,
+        table: StagedTable,
+        reuse: Reuse | None,
+    ) -> OutputRun:
+        config = self._config
+        source = self._source
+        name = layout.name
+        device_kind = self._resources.devices[0].kind
+        encode = config.effective_encode(name)
+        cores = len(os.sched_getaffinity(0)) // config.workers.per_device
+        threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+        # Chunk, attempt, start, stop and digest of the texts are set for each attempt.
+        job = Spec(
+            *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
+            source.spec(config.model),
+            encode_spec(encode),
+            import_path=(str(self._request.loaded.folder),),
+            threads=thread_count(threads, device_kind, cores),
+        )
+        form = asked_form(config.outputs[name], fixed.carried)
+        return OutputRun(
+            ledger,
+            table.without(reuse),
+            job,
+            resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
+            partial(
+                finish,
+                form,
+                fixed,
+                ledger,
+                table,
+                reuse,
+                job,
+                source,
+                config.chunk.keep,
+                self._request.more,
+            ),
+            form,
+            source,
+            rows=table.rows,
+            taken=reuse.taken if reuse is not None else 0,
+            without_blanks=_without_blanks(config.outputs[name]),
+        )
+
+    def _note(self, note: str) -> None:
+        self._run.emit(Note(note))
+
+
+def _without_blanks(output: OutputConfig) -> str:
+    """Return a condition for `where` that leaves blank texts out.
+
+    Empty if a template makes the texts, or the output has a condition already.
+    """
+    if output.template is not None or output.where is not None:
+        return ""
+    text = f"({output.sql})" if output.sql is not None else f'"{output.column}"'
+    return f"trim({text}) <> ''"
+
+
+def pace_before(config: Config) -> tuple[float | None, float]:
+    """Return the texts a second of the last run or trial here, and its `entry_s`.
+
+    That is for how long a worker has its device before it computes: a CUDA context is made, and the
+    weights are copied.
+    """
+    rate = None
+    entry_s = 0.0
+    for entry in read_with_trials(config.workdir, Layout(config.workdir).events):
+        event = entry.event
+        if isinstance(event, ChunkCommitted) and event.texts_per_s:
+            rate = event.texts_per_s
+            entry_s = sum(
+                event.phase_s.get(phase, 0.0) for phase in (Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
+            )
+    return rate, entry_s
+
+
+def propose(
+    texts_per_s: float | None, entry_s: float, workers: int, device_kind: str
+) -> tuple[int, str]:
+    """Propose how many texts a chunk is to have, and say why.
+
+    It has one significant digit, so that a chunk takes 27 to 60 s if `entry_s` is short.
+    """
+    if texts_per_s is None:
+        size = 3000 if device_kind == "cuda" else 500
+        return size, f"usual for {device_kind}; no rate is known here yet"
+    rate = texts_per_s / workers
+    # The entry is to be under 2 % of the chunk's time, even if the size is rounded down.
+    target_s = max(_TARGET_S, 75 * entry_s)
+    size = min(50_000, max(100, int(float(f"{rate * target_s:.1g}"))))
+    return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"
