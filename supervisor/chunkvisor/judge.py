@@ -61,7 +61,7 @@ class Pulse:
     changed_s: float  # when the last new beat was seen
     beat: Beat | None = None
 
-    def seen(self, beat: Beat | None, now_s: float) -> "Pulse":
+    def with_beat(self, beat: Beat | None, now_s: float) -> "Pulse":
         """Return the pulse after the beat file was read.
 
         None, or the same beat as before, is no sign of life.
@@ -70,7 +70,7 @@ class Pulse:
             return self
         return replace(self, beat=beat, changed_s=now_s)
 
-    def let_go(self, now_s: float, waited_s: float) -> "Pulse":
+    def after_gate(self, now_s: float, waited_s: float) -> "Pulse":
         """Return the pulse when the gate opens; the `waited_s` at it are no start-up time."""
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 

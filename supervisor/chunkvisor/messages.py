@@ -163,12 +163,12 @@ def last_remedy(verdict: Verdict) -> str:
     return of_rule or ENTRIES[verdict.outcome].do
 
 
-def advice_on_row(outcome: str, rule: str) -> str:
+def advice_on_bad_rows(outcome: str, rule: str) -> str:
     """Return what a person can look at if a row has no vector; `rule` may be empty."""
     return _OF_RULES.get(rule) or (ENTRIES[outcome].do if outcome in ENTRIES else "")
 
 
-def end_in_words(
+def halt_in_words(
     why: StopReason,
     code: ExitCode,
     verdict: Verdict,
@@ -234,7 +234,9 @@ def end_in_words(
     return Halt(code, what, remedy, why=because, see=see)
 
 
-def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | None) -> Halt:
+def too_many_bad_texts(
+    output: str, place: str, count: int, verdict: Verdict, most: int | None
+) -> Halt:
     """Return the end of a run with too many texts that fail alone, the last of them at `place`.
 
     There are `count`, and `most` are allowed; None = none is.
@@ -258,7 +260,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
     return Halt(ExitCode.CONFIG, what, remedy, why=verdict.reason, see=verdict.see)
 
 
-def all_bad(output: str, last: BadText | None) -> Halt:
+def all_texts_bad(output: str, last: BadText | None) -> Halt:
     """Return the end of a run in which no text of an output can be encoded."""
     return Halt(
         ExitCode.CONFIG,
@@ -270,7 +272,7 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     )
 
 
-def damaged_again(output: str, chunk: int) -> Halt:
+def chunks_damaged_again(output: str, chunk: int) -> Halt:
     """Return the end of a run whose committed chunks become damaged."""
     return Halt(
         ExitCode.DISK,
@@ -333,7 +335,7 @@ def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
     return lines
 
 
-def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
+def finished_with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """Return the end of a run whose outputs, by name, have rows without a vector."""
     count = sum(manifest["quarantined_rows"] for manifest in manifests.values())
     found = list[tuple[str, Mapping[str, Any]]]()
@@ -350,7 +352,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     files = [str(layout.output(name).quarantined) for name in manifests]
     remedies = [
         f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row.",
-        advice_on_row(most[0], rule),
+        advice_on_bad_rows(most[0], rule),
         f"To try {'it' if count == 1 else 'them'} again: chunkvisor retry {layout.workdir}, then "
         "run again. If you correct the source: run again with --update.",
     ]
@@ -364,7 +366,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     )
 
 
-def gave_up(given_up: Sequence[GivenUp]) -> Halt:
+def chunks_given_up(given_up: Sequence[GivenUp]) -> Halt:
     """Return the end of a run in which these chunks have used up their tries."""
     # A chunk may be there several times, with one part each.
     chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))
@@ -390,7 +392,7 @@ class Troubles:
     """Those since vectors were last saved."""
     _rows: list[str] = field(default_factory=list)  # given up, with their places in the source
 
-    def heed(self, told: event.Event) -> None:
+    def observe(self, told: event.Event) -> None:
         """Take in an event."""
         match told:
             case event.Draining():
@@ -405,7 +407,7 @@ class Troubles:
             case event.Quarantined():
                 self._rows.append(f"{told.output} row {told.row} ({told.place})")
 
-    def added_to(self, halt: Halt) -> Halt:
+    def add_reasons_to(self, halt: Halt) -> Halt:
         """Add the rows that were given up to a Halt, and the last failures if it has no reason."""
         if halt.code is ExitCode.QUARANTINED:  # it names the rows itself
             return halt

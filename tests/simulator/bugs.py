@@ -8,9 +8,13 @@ from unittest import mock
 from chunkvisor.core.policy import FailureHistory, Repeated
 from chunkvisor.core.scheduler import GateState, Scheduler
 
-_ended, _fail, _history = Scheduler.attempt_finished, Scheduler._fail, Scheduler._history
+_ended, _attempt_failed, _history = (
+    Scheduler.attempt_finished,
+    Scheduler._attempt_failed,
+    Scheduler._history,
+)
 _retry, _split = Scheduler._retry, Scheduler._split
-_note = FailureHistory.note
+_record = FailureHistory.record
 
 
 def _go_before_verdict(self: Any, end: Any) -> Any:
@@ -47,18 +51,18 @@ def _trust_templates(self: Any, step: Any, task: Any, *rest: Any) -> None:
 
 
 def _wait_by_the_sum(self: Any, what: Any, where: Any = None, *rest: Any, **named: Any) -> None:
-    _note(self, what, where, *rest, **named)
+    _record(self, what, where, *rest, **named)
     self._streaks[what, where].first_s -= 5
 
 
 def _suspect_no_device(self: Any, task: Any, end: Any, verdict: Any, worker: Any) -> None:
     doubted = worker.device.needs_canary
-    _fail(self, task, end, verdict, worker)
+    _attempt_failed(self, task, end, verdict, worker)
     worker.device.needs_canary = doubted
 
 
 def _count_splits(self: Any, *given: Any) -> None:
-    self._failures.note(Repeated.NO_PROGRESS)
+    self._failures.record(Repeated.NO_PROGRESS)
     _split(self, *given)
 
 
@@ -69,7 +73,7 @@ def _keep_no_grace(_self: Any, _now_s: float) -> None:
 def _store_late(self: Any, end: Any) -> Any:
     """Decide as if what was salvaged did not count before the disk has answered."""
     with (
-        mock.patch.object(FailureHistory, "stored", _store_nothing),
+        mock.patch.object(FailureHistory, "note_stored", _store_nothing),
         mock.patch.object(Scheduler, "_history", _without_salvage),
     ):
         return _ended(self, end)
@@ -86,13 +90,13 @@ def _without_salvage(self: Any, task: Any, end: Any, *rest: Any) -> Any:
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "go before the verdict": (Scheduler, "attempt_finished", _go_before_verdict),
-    "a wider lesson replaces a narrower": (FailureHistory, "lower", _learn_whatever_comes),
+    "a wider lesson replaces a narrower": (FailureHistory, "lower_limit", _learn_whatever_comes),
     "a text alone is taken for a proof": (Scheduler, "_history", _alone_is_proof),
     "a text is blamed at the first look": (Scheduler, "_history", _one_look),
     "canaries that fail are not counted": (Scheduler, "_history", _no_canary_fails),
     "a broken GPU gets warm workers for ever": (Scheduler, "_retry", _trust_templates),
-    "wait_timeout is summed over workers": (FailureHistory, "note", _wait_by_the_sum),
-    "no device is suspected": (Scheduler, "_fail", _suspect_no_device),
+    "wait_timeout is summed over workers": (FailureHistory, "record", _wait_by_the_sum),
+    "no device is suspected": (Scheduler, "_attempt_failed", _suspect_no_device),
     "what was salvaged counts only once it is stored": (Scheduler, "attempt_finished", _store_late),
     "nobody is asked to leave, nor ended in time": (Scheduler, "_drain", _keep_no_grace),
     "splits count as fruitless": (Scheduler, "_split", _count_splits),

@@ -210,7 +210,7 @@ class Output(OutputRun):
     def left_behind(self) -> Iterator[Any]:
         return iter(self.attempts_left())
 
-    def last_log(self, chunk: int) -> None:
+    def newest_log(self, chunk: int) -> None:
         return None
 
     def gone(self, error: OSError) -> None:

@@ -25,10 +25,10 @@ from chunkvisor.core.instructions import (
     KeepVectors,
     OpenGate,
     QuarantineTexts,
+    ReportFailure,
+    ReportWait,
     StartWorker,
     Task,
-    TellFailure,
-    TellWait,
 )
 from chunkvisor.core.loop import Loop
 from chunkvisor.core.policy import Canary, KnownText, OwnText
@@ -429,9 +429,9 @@ class _Run:
                 self.devices[ending.device].left = True
             case EndRun(ending) if ending.why is StopReason.BAD_ROWS:
                 watchdog.too_many(ending)
-            case TellFailure(worker) if worker in self.ended:
+            case ReportFailure(worker) if worker in self.ended:
                 watchdog.fails(self.ended[worker][0].device.number, instruction)
-            case TellWait(device, delay_s, _, verdict):
+            case ReportWait(device, delay_s, _, verdict):
                 watchdog.waits(device, verdict)
                 if device is None:
                     self.paused_until_s = max(self.paused_until_s, life.now_s + delay_s)

@@ -58,7 +58,7 @@ BUGS = {
     "E8: the scheduler does not hear at once that a worker is gone": Bug(
         Loop,
         "_conclude",
-        "self._scheduler.worker_exited(slot.number)",
+        "self._scheduler.worker_exited(attempt.number)",
         "pass",
         seed=484,
     ),
@@ -72,24 +72,24 @@ BUGS = {
     "the end of a lost machine stays a stop": Bug(
         Loop,
         "_conclude",
-        "slot.ended_by = EndedBy.ITSELF",
+        "attempt.ended_by = EndedBy.ITSELF",
         "pass",
         seed=513,
     ),
     "who was asked to leave is not noted": Bug(
-        Loop, "_do", "slots[worker].leaving = True", "pass", seed=239
+        Loop, "_do", "running[worker].leaving = True", "pass", seed=239
     ),
     "who leaves when asked to counts as ended by others": Bug(
         Loop,
         "_conclude",
-        "slot.ended_by = EndedBy.STOP",
+        "attempt.ended_by = EndedBy.STOP",
         "pass",
         seed=239,
     ),
     "a run never gets used to neighbors": Bug(
         Loop,
-        "_failed",
-        "slot.handle.get_used_to(verdict.figures.others_bytes)",
+        "_attempt_failed",
+        "attempt.handle.get_used_to(verdict.figures.others_bytes)",
         "pass",
         seed=311,
     ),
@@ -103,26 +103,26 @@ BUGS = {
     "a worker that has ended well has its device until the verdict": Bug(
         Loop,
         "_conclude",
-        "self._execute(self._scheduler.worker_called(slot.number, freed=True))",
+        "self._execute(self._scheduler.worker_called(attempt.number, freed=True))",
         "pass",
     ),
     "a hang is not seen": Bug(RunningAttempt, "poll", "self.end(EndedBy.HANG, why, now_s)", "pass"),
     "finished batches of a failed attempt are forgotten": Bug(
         loop,
-        "_judged",
+        "_judge_attempt",
         "done=frozenset(start + row for row in left.done)",
         "done=frozenset()",
         seed=1243,
     ),
     "every attempt is taken for proven": Bug(
         loop,
-        "_judged",
-        "any_text_succeeded=bool(left.done) or some_good or attempt.canary_passed()",
+        "_judge_attempt",
+        "any_text_succeeded=bool(left.done) or some_good or folder.canary_passed()",
         "any_text_succeeded=True",
         seed=92,
     ),
     "a device that is dropped is used again": Bug(
-        Scheduler, "_leave", "device.gone = True", "pass"
+        Scheduler, "_lose_device", "device.gone = True", "pass"
     ),
     "a damaged chunk is not computed again": Bug(
         Loop,
@@ -134,7 +134,7 @@ BUGS = {
     "vectors that a full disk refused are forgotten": Bug(
         Scheduler,
         "stored",
-        "self._wait(step.delay_s, task, problem, None)",
+        "self._pause(step.delay_s, task, problem, None)",
         "pass",
         seed=381,
     ),
@@ -147,7 +147,7 @@ BUGS = {
     ),
     "a device that was found sound is asked again for ever": Bug(
         Scheduler,
-        "_looked",
+        "_judge_health",
         "device.suspected_s = None",
         "pass",
         seed=13,
@@ -162,7 +162,7 @@ BUGS = {
     "workers beyond per_device": Bug(
         Scheduler,
         "_open_gates",
-        "self._workers.per_device - device.at(GateState.OPEN)",
+        "self._workers.per_device - device.count_workers(GateState.OPEN)",
         "self._workers.per_device",
     ),
     "an output is joined before one that needs its vectors is planned": Bug(

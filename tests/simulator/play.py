@@ -23,10 +23,10 @@ from chunkvisor.core.instructions import (
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReportFailure,
+    ReportWait,
     StartWorker,
     Task,
-    TellFailure,
-    TellWait,
 )
 from chunkvisor.core.loop import Loop
 from chunkvisor.core.policy import Canary, KnownText, OwnText
@@ -315,9 +315,9 @@ class Play:
                 return f"keep {worker}"
             case QuarantineTexts(task):
                 return f"quarantine {' '.join(map(str, task.texts))}"
-            case TellFailure(task=task, step=policy.GiveUp()):
+            case ReportFailure(task=task, step=policy.GiveUp()):
                 return f"set aside {task.chunk}"
-            case TellWait(device_or_all):
+            case ReportWait(device_or_all):
                 return "wait for all" if device_or_all is None else f"wait for {device_or_all}"
             case LowerLimits(kind, limit):
                 most = limit.rows if limit.tokens is None else limit.tokens // self._longest

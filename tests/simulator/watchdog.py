@@ -8,10 +8,10 @@ from chunkvisor.core import policy
 from chunkvisor.core.instructions import (
     Ending,
     Instruction,
+    ReportFailure,
+    ReportWait,
     StartWorker,
     Task,
-    TellFailure,
-    TellWait,
 )
 from chunkvisor.core.policy import KnownText
 from chunkvisor.devices.handles import Health
@@ -188,7 +188,7 @@ class Watchdog:
         if figures.others_bytes <= self._waited_in_vain.get(device, 0):
             raise Broken("who stays is waited for once", f"device {device}")
 
-    def fails(self, device: int, failed: TellFailure) -> None:
+    def fails(self, device: int, failed: ReportFailure) -> None:
         """An attempt has failed, and people are told what follows."""
         figures = failed.verdict.figures
         if figures is not None and not isinstance(failed.step, policy.Wait):
@@ -199,7 +199,7 @@ class Watchdog:
     ) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
-            if any(isinstance(each, TellWait) for each in said):
+            if any(isinstance(each, ReportWait) for each in said):
                 return
             rows, tokens = process.batch
             if rows > self._world.config.recovery.min_batch_size:
@@ -310,7 +310,7 @@ class Watchdog:
     def _due(self) -> bool:
         """Whether there is a chunk that no worker has seen."""
         return any(
-            (chunk := output.next_pending(at)) is not None and output.missing(chunk)
+            (chunk := output.next_pending(at)) is not None and output.undone(chunk)
             for output, at in zip(self._disk.outputs, self._untouched, strict=True)
         )
 

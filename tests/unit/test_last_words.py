@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.commands.explain import explain
-from chunkvisor.core.policy import code_of_nothing
+from chunkvisor.core.policy import code_if_nothing_encoded
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.messages import advice_on_row, end_in_words, last_remedy
+from chunkvisor.messages import advice_on_bad_rows, halt_in_words, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom
@@ -68,8 +68,8 @@ def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
 )
 def test_each_cause_has_its_own_advice(outcome: str, rule: str, words: str) -> None:
     """A row without a vector is told with what to look at first, by its cause."""
-    assert words in advice_on_row(outcome, rule)
-    assert bool(words) == bool(advice_on_row(outcome, rule))
+    assert words in advice_on_bad_rows(outcome, rule)
+    assert bool(words) == bool(advice_on_bad_rows(outcome, rule))
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -79,7 +79,7 @@ def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     fault = Fault(Phase.FORWARD, (Cause("builtins.RuntimeError", (), message),), "")
     verdict = judge(Evidence(20, fault=fault, on_cpu=on_cpu))
     assert verdict.outcome is Outcome.GPU_OOM
-    halt = end_in_words(StopReason.NOTHING_ENCODED, ExitCode.MACHINE, verdict, ("out", 6, 1500))
+    halt = halt_in_words(StopReason.NOTHING_ENCODED, ExitCode.MACHINE, verdict, ("out", 6, 1500))
     assert ("reboot" in halt.remedy) == (not on_cpu)
     assert ("look at its code" in halt.remedy) == on_cpu
     assert "0 of 1,500" in halt.what
@@ -101,4 +101,4 @@ _PLAIN = Verdict(Outcome.CRASHED, "")
 )
 def test_a_run_that_encoded_nothing_is_not_started_again(verdict: Verdict, code: ExitCode) -> None:
     """A loop would repeat it for ever; only what a neighbour holds may be there the next time."""
-    assert code_of_nothing(verdict) is code
+    assert code_if_nothing_encoded(verdict) is code

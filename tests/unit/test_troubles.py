@@ -38,8 +38,8 @@ def test_a_stop_tells_of_the_troubles_it_came_in(
     """
     troubles = Troubles()
     for event in events:
-        troubles.heed(event)
-    halt = troubles.added_to(Halt(ExitCode.TERMINATED, "stopped by SIGTERM"))
+        troubles.observe(event)
+    halt = troubles.add_reasons_to(Halt(ExitCode.TERMINATED, "stopped by SIGTERM"))
     assert why in halt.why
     assert bool(why) == bool(halt.why)
     assert str(halt.log or "").startswith(log)
@@ -60,6 +60,6 @@ def test_every_early_end_names_the_rows_that_were_given_up(
     """Its own reason comes first, and stays; only a stop has none of its own."""
     troubles = Troubles()
     for event in (GO, HUNG, BAD):
-        troubles.heed(event)
-    told = troubles.added_to(Halt(code, "given up", why=before))
+        troubles.observe(event)
+    told = troubles.add_reasons_to(Halt(code, "given up", why=before))
     assert (told.why, told.log, told.see) == (why, None, "")

@@ -52,17 +52,17 @@ def test_same_beat_is_no_sign_of_life() -> None:
     """Only another sequence number counts, also a lower one; a missing or damaged beat changes
     nothing.
     """
-    first = Pulse(0, 0).seen(Beat(5, 2, Phase.FORWARD), 1)
+    first = Pulse(0, 0).with_beat(Beat(5, 2, Phase.FORWARD), 1)
     assert first.changed_s == 1
-    assert first.seen(Beat(5, 2, Phase.FORWARD, rows_done=9), 7) == first
-    assert first.seen(None, 7) == first
-    assert first.seen(Beat(6, 2, Phase.FORWARD), 7).changed_s == 7
-    assert first.seen(Beat(1, 2, Phase.FORWARD), 7).changed_s == 7
+    assert first.with_beat(Beat(5, 2, Phase.FORWARD, rows_done=9), 7) == first
+    assert first.with_beat(None, 7) == first
+    assert first.with_beat(Beat(6, 2, Phase.FORWARD), 7).changed_s == 7
+    assert first.with_beat(Beat(1, 2, Phase.FORWARD), 7).changed_s == 7
 
 
 def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
     """The start-up time goes on where it stopped when the worker became ready."""
-    ready = Pulse(0, 0).seen(Beat(1, 2, Phase.READY), 60)
-    let_go = ready.let_go(1060, 1000)
-    assert not let_go.overdue(1099, PATIENCE)
-    assert "startup_timeout" in let_go.overdue(1101, PATIENCE)
+    ready = Pulse(0, 0).with_beat(Beat(1, 2, Phase.READY), 60)
+    after_gate = ready.after_gate(1060, 1000)
+    assert not after_gate.overdue(1099, PATIENCE)
+    assert "startup_timeout" in after_gate.overdue(1101, PATIENCE)

@@ -19,7 +19,7 @@ from chunkvisor.core.policy import (
     Stop,
 )
 from chunkvisor.core.reports import what_follows
-from chunkvisor.core.run import WaitTeller
+from chunkvisor.core.run import WaitReporter
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import (
     AttemptFailed,
@@ -119,11 +119,11 @@ def test_nouns_are_counted() -> None:
 def test_a_wait_is_told_once_a_minute() -> None:
     """However often it is tried: at once, then after a minute; a new wait is told at once again."""
     heard: list[Event] = []
-    teller = WaitTeller(heard.append, 600)
+    waits = WaitReporter(heard.append, 600)
     for waited_s in (0.0, 1, 2.1, 30, 59, 61, 90, 119, 122):
-        teller.tell(1, waited_s, "no answer", "hub")
-    teller.tell(1, 0, "no answer", "hub")
-    teller.tell(1, 0, "busy", "gpu_busy", device=1)
+        waits.report(1, waited_s, "no answer", "hub")
+    waits.report(1, 0, "no answer", "hub")
+    waits.report(1, 0, "busy", "gpu_busy", device=1)
     assert all(isinstance(each, Waiting) for each in heard)
     assert [each.line for each in heard if each.line] == [
         "waiting, for up to 10 min: no answer",

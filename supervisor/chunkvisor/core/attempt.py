@@ -25,7 +25,7 @@ class RunningAttempt:
     number: int  # its name with the scheduler
     task: Task
     handle: DeviceHandle
-    attempt: "AttemptFolder"
+    folder: "AttemptFolder"
     worker: Worker
     limits: Limits
     started_s: float
@@ -48,7 +48,7 @@ class RunningAttempt:
     @property
     def names(self) -> tuple[str, int, int]:
         """Output, chunk and number of the attempt, as events have them."""
-        spec = self.attempt.spec
+        spec = self.folder.spec
         return spec.output, spec.chunk, spec.attempt
 
     @property
@@ -69,7 +69,7 @@ class RunningAttempt:
 
     def _read_beat(self, now_s: float) -> None:
         self._looked_s = now_s
-        self.pulse = self.pulse.seen(self.attempt.beat(), now_s)
+        self.pulse = self.pulse.with_beat(self.folder.beat(), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
         beat = self.pulse.beat
@@ -81,13 +81,13 @@ class RunningAttempt:
         if self.has_device:
             self.freed_s = self.handle.freed_s = now_s
 
-    def go(self, limits: Limits, now_s: float) -> None:
+    def open_gate(self, limits: Limits, now_s: float) -> None:
         """Let it use the device, with the batch limits of the moment."""
         self.go_s = now_s
         self.limits = limits
         # How long the device had nothing to do between two workers; warm workers make it short.
         self._idle_s = now_s - (self.handle.freed_s or now_s)
-        self.pulse = self.pulse.let_go(now_s, now_s - (self._ready_s or now_s))
+        self.pulse = self.pulse.after_gate(now_s, now_s - (self._ready_s or now_s))
         self.worker.go(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
@@ -116,7 +116,7 @@ class RunningAttempt:
             if number is signal.SIGABRT:
                 # The stack in the log begins with "Fatal Python error: Aborted", as if the worker
                 # had crashed.
-                self.attempt.say(
+                self.folder.say(
                     f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack."
                 )
             self.worker.signal(number)

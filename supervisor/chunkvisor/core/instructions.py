@@ -177,7 +177,7 @@ class LowerLimits:
 
 
 @frozen
-class TellFailure:
+class ReportFailure:
     """Report that an attempt has failed, and what follows; no step if all its texts are done."""
 
     worker: int
@@ -188,7 +188,7 @@ class TellFailure:
 
 
 @frozen
-class TellSplit:
+class ReportSplit:
     """Report that the texts are tried in these pieces."""
 
     task: Task
@@ -197,7 +197,7 @@ class TellSplit:
 
 
 @frozen
-class TellWait:
+class ReportWait:
     """Report that the run waits, with one device or (None) with all."""
 
     device: int | None
@@ -208,5 +208,5 @@ class TellWait:
 
 Instruction = (
     StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | PlanOutput
-    | LookAtDevice | DropDevice | EndRun | LowerLimits | TellFailure | TellSplit | TellWait
+    | LookAtDevice | DropDevice | EndRun | LowerLimits | ReportFailure | ReportSplit | ReportWait
 )  # fmt: skip

@@ -33,15 +33,15 @@ from chunkvisor.core.instructions import (
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReportFailure,
+    ReportSplit,
+    ReportWait,
     StartWorker,
     Task,
-    TellFailure,
-    TellSplit,
-    TellWait,
 )
 from chunkvisor.core.output import OutputRun
 from chunkvisor.core.reports import Reports
-from chunkvisor.core.run import Run, WaitTeller
+from chunkvisor.core.run import Run, WaitReporter
 from chunkvisor.core.scheduler import Scheduler
 from chunkvisor.core.store import ResultStore
 from chunkvisor.devices.handles import (
@@ -88,9 +88,9 @@ class Loop:
         self._emit = run.emit
         self._tick = run.tick
         self._clock = run.clock
-        self._handles = DeviceHandles(self._seen, run.emit, look)
+        self._handles = DeviceHandles(self._note_device, run.emit, look)
         self._reports = Reports(outputs, self._handles, config.recovery, run.emit)
-        self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
+        self._waits = WaitReporter(run.emit, config.recovery.wait_timeout)
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._opened = False  # the engine
         self._running = dict[int, RunningAttempt]()  # by the number of the worker
@@ -120,7 +120,9 @@ class Loop:
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
 
-    def _seen(self, handle: DeviceHandle, health_report: HealthReport | None, gone: bool) -> None:
+    def _note_device(
+        self, handle: DeviceHandle, health_report: HealthReport | None, gone: bool
+    ) -> None:
         self._news.append((handle, health_report, gone))
 
     # --- turns
@@ -142,17 +144,17 @@ class Loop:
             self._execute(
                 self._scheduler.device_changed(handle.number, node, kind, health_report, gone=gone)
             )
-        for slot in list(self._running.values()):
-            self._poll(slot, self._clock())
+        for attempt in list(self._running.values()):
+            self._poll_worker(attempt, self._clock())
         if self._clock() >= self._scheduler.last_s:
             self._store.stop()
         for output, chunk in self._store.poll():
             self._scheduler.chunk_invalidated(output, chunk)
         self._tick()
         held = [each.number for each in self._handles.alive if self._engine.holding(each)]
-        self._execute(self._scheduler.tick(held))
-        for slot in self._ended.values():
-            slot.attempt.drop_bulk()
+        self._execute(self._scheduler.take_turn(held))
+        for attempt in self._ended.values():
+            attempt.folder.drop_bulk()
         self._ended.clear()
 
     def _check_signals(self) -> None:
@@ -171,80 +173,86 @@ class Loop:
 
     def _sleep(self) -> None:
         watched = list(self._engine.watched())
-        for slot in self._running.values():
-            watched += slot.worker.watched()
+        for attempt in self._running.values():
+            watched += attempt.worker.watched()
         self._signals.sleep(_PAUSE_S, watched)
 
     def _answer_calls(self) -> None:
         """Give freed devices to the next workers, before anything that takes long."""
         now_s = self._clock()
-        for slot in self._running.values():
-            self._hear(slot, now_s)
+        for attempt in self._running.values():
+            self._answer_call(attempt, now_s)
 
-    def _hear(self, slot: RunningAttempt, now_s: float) -> None:
-        slot.listen(now_s)
-        freed = slot.freed_s is not None
-        if slot.at_gate or freed:
-            self._execute(self._scheduler.worker_called(slot.number, freed=freed))
+    def _answer_call(self, attempt: RunningAttempt, now_s: float) -> None:
+        attempt.listen(now_s)
+        freed = attempt.freed_s is not None
+        if attempt.at_gate or freed:
+            self._execute(self._scheduler.worker_called(attempt.number, freed=freed))
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Return the pids of the workers that have each device, or have just given it back."""
         pids = dict[int, frozenset[int]]()
-        for slot in self._running.values():
-            if slot.go_s is not None:
-                device = slot.handle.number
-                pids[device] = pids.get(device, frozenset()) | {slot.worker.pid}
+        for attempt in self._running.values():
+            if attempt.go_s is not None:
+                device = attempt.handle.number
+                pids[device] = pids.get(device, frozenset()) | {attempt.worker.pid}
         return pids
 
     # --- workers
 
-    def _poll(self, slot: RunningAttempt, now_s: float) -> None:
-        returncode = slot.worker.poll()
+    def _poll_worker(self, attempt: RunningAttempt, now_s: float) -> None:
+        returncode = attempt.worker.poll()
         if returncode is not None:
-            self._conclude(slot, returncode, now_s)
+            self._conclude(attempt, returncode, now_s)
             return
-        self._hear(slot, now_s)
-        slot.poll(now_s, self._recovery)
-        if slot.stuck(now_s):
+        self._answer_call(attempt, now_s)
+        attempt.poll(now_s, self._recovery)
+        if attempt.stuck(now_s):
+            output, chunk, _ = attempt.names
             raise Halt(
                 ExitCode.MACHINE,
-                f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be "
-                "killed",
+                f"worker {attempt.worker.pid} of {output} chunk {chunk} cannot be killed",
                 "Reboot the machine, then run the same command again.",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
-                log=slot.attempt.files.log,
+                log=attempt.folder.files.log,
             )
 
-    def _conclude(self, slot: RunningAttempt, returncode: int, now_s: float) -> None:
+    def _conclude(self, attempt: RunningAttempt, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
-        del self._running[slot.number]
-        self._ended[slot.number] = slot
-        self._scheduler.worker_exited(slot.number)
-        self._emit(event.WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
+        del self._running[attempt.number]
+        self._ended[attempt.number] = attempt
+        self._scheduler.worker_exited(attempt.number)
+        self._emit(event.WorkerEnded(*attempt.names, returncode, **attempt.figures(now_s)))
         # If a warm worker ends before it had the device, its template is the cause, and no text.
-        unused = slot.worker.warm and slot.go_s is None and slot.ended_by is EndedBy.ITSELF
+        unused = attempt.worker.warm and attempt.go_s is None and attempt.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
-            slot.attempt.remove()
-            self._execute(self._scheduler.attempt_finished(AttemptEnded(slot.number, None)))
+            attempt.folder.remove()
+            self._execute(self._scheduler.attempt_finished(AttemptEnded(attempt.number, None)))
             return
         if returncode == NODE_LOST:
             # It was ended since its device is gone; but it is gone since the machine is.
-            slot.ended_by = EndedBy.ITSELF
-            slot.ended_why = f"{slot.handle} was lost"
-        elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
-            slot.ended_by = EndedBy.STOP
+            attempt.ended_by = EndedBy.ITSELF
+            attempt.ended_why = f"{attempt.handle} was lost"
+        elif (
+            returncode == WorkerExit.ORPHANED
+            and attempt.leaving
+            and attempt.ended_by is EndedBy.ITSELF
+        ):
+            attempt.ended_by = EndedBy.STOP
         elif returncode == 0:
             # After any other end the verdict comes first: what it shows holds for the next worker.
-            self._execute(self._scheduler.worker_called(slot.number, freed=True))
+            self._execute(self._scheduler.worker_called(attempt.number, freed=True))
         self._answer_calls()  # reading all of its vectors takes a while
         siblings = frozenset(
             each.worker.pid
             for each in self._running.values()
-            if each.has_device and each.handle is slot.handle
+            if each.has_device and each.handle is attempt.handle
         )
-        ended = _judged(slot, returncode, self._outputs[slot.task.output], siblings, self._emit)
-        if slot.go_s is not None:
-            slot.handle.alone = False  # what is on it may have changed since the last look
+        ended = _judge_attempt(
+            attempt, returncode, self._outputs[attempt.task.output], siblings, self._emit
+        )
+        if attempt.go_s is not None:
+            attempt.handle.alone = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
@@ -252,15 +260,15 @@ class Loop:
 
         A worker that not even SIGKILL ends, since it hangs in the kernel, is left.
         """
-        slots = self._running
-        while slots and not all(slot.stuck(self._clock()) for slot in slots.values()):
+        running = self._running
+        while running and not all(attempt.stuck(self._clock()) for attempt in running.values()):
             now_s = self._clock()
-            for slot in list(slots.values()):
-                if slot.worker.poll() is None:
-                    slot.end(EndedBy.STOP, "", now_s)
+            for attempt in list(running.values()):
+                if attempt.worker.poll() is None:
+                    attempt.end(EndedBy.STOP, "", now_s)
                 else:  # if it got done after all, the next run finds its result
-                    del slots[slot.number]
-            if slots:
+                    del running[attempt.number]
+            if running:
                 self._sleep()
                 with contextlib.suppress(Halt):
                     self._engine.poll()
@@ -275,32 +283,32 @@ class Loop:
 
     def _do(self, instruction: Instruction) -> Sequence[Instruction]:  # noqa: C901 - a case for each
         """Do the instruction; return those that follow from what came of it."""
-        slots = self._running
+        running = self._running
         match instruction:
             case StartWorker():
-                return self._start(instruction)
+                return self._start_attempt(instruction)
             case OpenGate(worker, limits):
-                slot = slots[worker]
-                slot.go(limits, self._clock())
-                self._store.first_go_s = self._store.first_go_s or slot.go_s
-                self._emit(event.Go(*slot.names, limits.rows, limits.tokens))
+                attempt = running[worker]
+                attempt.open_gate(limits, self._clock())
+                self._store.first_go_s = self._store.first_go_s or attempt.go_s
+                self._emit(event.Go(*attempt.names, limits.rows, limits.tokens))
             case AskToLeave(worker):
-                if worker in slots:
-                    slots[worker].leaving = True
-                    slots[worker].worker.leave()
-                    self._emit(event.WorkerLeaving(*slots[worker].names))
+                if worker in running:
+                    running[worker].leaving = True
+                    running[worker].worker.leave()
+                    self._emit(event.WorkerLeaving(*running[worker].names))
             case EndWorker(worker):
-                if worker in slots:
-                    slots[worker].end(EndedBy.STOP, "", self._clock())
+                if worker in running:
+                    running[worker].end(EndedBy.STOP, "", self._clock())
             case KeepVectors(worker, task):
                 self._answer_calls()
-                slot = self._ended[worker]
-                return self._stored(
-                    task, self._store.keep(task, slot.attempt, salvaged=not slot.has_result)
+                attempt = self._ended[worker]
+                return self._note_stored(
+                    task, self._store.keep(task, attempt.folder, salvaged=not attempt.has_result)
                 )
             case QuarantineTexts(task, verdict):
                 self._answer_calls()
-                return self._stored(task, self._store.quarantine(task, verdict))
+                return self._note_stored(task, self._store.quarantine(task, verdict))
             case PlanOutput(output):
                 self._store.plan(output)
             case LookAtDevice(device):
@@ -319,28 +327,30 @@ class Loop:
                 if lasting:
                     self._lessons.save(kind, *limit)
                 self._reports.lower_limits(instruction)
-            case TellFailure():
-                self._failed(instruction)
-            case TellSplit():
+            case ReportFailure():
+                self._attempt_failed(instruction)
+            case ReportSplit():
                 self._reports.split(instruction)
-            case TellWait(device_or_all, delay_s, waited_s, verdict):
-                self._waits.tell(delay_s, waited_s, verdict.reason, verdict.outcome, device_or_all)
+            case ReportWait(device_or_all, delay_s, waited_s, verdict):
+                self._waits.report(
+                    delay_s, waited_s, verdict.reason, verdict.outcome, device_or_all
+                )
             case _:
                 assert_never(instruction)
         return ()
 
-    def _start(self, start: StartWorker) -> Sequence[Instruction]:
+    def _start_attempt(self, start: StartWorker) -> Sequence[Instruction]:
         self._answer_calls()
         task, handle = start.task, self._handles[start.device]
         output = self._outputs[task.output]
         try:
-            attempt = output.new_attempt(task, handle, start.limits, start.canary)
+            folder = output.new_attempt(task, handle, start.limits, start.canary)
             # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
             blocking = task.charged_failures[-1:] == (Outcome.DEVICE_FAULT,)
             process = self._engine.start(
                 handle,
-                attempt.files,
-                attempt.spec,
+                folder.files,
+                folder.spec,
                 fresh=task.cold_start,
                 blocking_launches=blocking,
             )
@@ -354,34 +364,34 @@ class Loop:
             # A batch of one row, so that the policy does not take it for a matter of batches.
             verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
             return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
-        slot = RunningAttempt(
-            start.worker, task, handle, attempt, process, start.limits, self._clock()
+        attempt = RunningAttempt(
+            start.worker, task, handle, folder, process, start.limits, self._clock()
         )
-        self._running[start.worker] = slot
+        self._running[start.worker] = attempt
         kind = StartKind.WARM if process.warm else StartKind.FRESH
-        self._emit(event.AttemptStarted(*slot.names, process.pid, handle.number, str(kind)))
+        self._emit(event.AttemptStarted(*attempt.names, process.pid, handle.number, str(kind)))
         return ()
 
-    def _stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
+    def _note_stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
         follows = self._scheduler.stored(task, problem)
-        if problem is None and not self._store.compose(task.output, task.chunk):
+        if problem is None and not self._store.commit_parts(task.output, task.chunk):
             self._scheduler.chunk_invalidated(task.output, task.chunk)
         return follows
 
-    def _failed(self, told: TellFailure) -> None:
-        slot = self._ended.get(told.worker)
+    def _attempt_failed(self, told: ReportFailure) -> None:
+        attempt = self._ended.get(told.worker)
         verdict = told.verdict
-        if slot is not None:
-            slot.attempt.note(verdict)
-        self._reports.failure(told, slot)
+        if attempt is not None:
+            attempt.folder.note(verdict)
+        self._reports.failure(told, attempt)
         # Processes that held the memory all through a wait stay: they are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
-        if in_vain and verdict.figures is not None and slot is not None:
-            slot.handle.get_used_to(verdict.figures.others_bytes)
+        if in_vain and verdict.figures is not None and attempt is not None:
+            attempt.handle.get_used_to(verdict.figures.others_bytes)
 
 
-def _judged(
-    slot: RunningAttempt,
+def _judge_attempt(
+    attempt: RunningAttempt,
     returncode: int,
     output: OutputRun,
     siblings: frozenset[int],
@@ -391,33 +401,33 @@ def _judged(
 
     `siblings` are the pids of our other workers on its device.
     """
-    attempt = slot.attempt
+    folder = attempt.folder
     end = Evidence(
         returncode,
-        slot.ended_by,
-        slot.ended_why,
-        oom_kills=slot.worker.oom_kills(),
-        limits=slot.limits,
+        attempt.ended_by,
+        attempt.ended_why,
+        oom_kills=attempt.worker.oom_kills(),
+        limits=attempt.limits,
     )
-    verdict = judge(attempt.gather(end))
+    verdict = judge(folder.gather(end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
-        emit(event.LateCrash(output.name, slot.task.chunk, returncode))
-    slot.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
+        emit(event.LateCrash(output.name, attempt.task.chunk, returncode))
+    attempt.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
     # If it has a result, all that can be kept is known from that.
-    left = Salvage() if slot.has_result else attempt.salvage()
+    left = Salvage() if attempt.has_result else folder.salvage()
     # The disks of another machine are not ours.
-    if verdict.outcome is Outcome.DISK_FULL and not slot.handle.site.node:
+    if verdict.outcome is Outcome.DISK_FULL and not attempt.handle.site.node:
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.workdir, temporary))
-    some_good = 0 < len(verdict.bad_rows) < len(slot.task.texts)
-    start = attempt.spec.start
+    some_good = 0 < len(verdict.bad_rows) < len(attempt.task.texts)
+    start = folder.spec.start
     return AttemptEnded(
-        slot.number,
+        attempt.number,
         verdict,
-        slot.handle.company(verdict.figures, siblings),
+        attempt.handle.company(verdict.figures, siblings),
         # A first try from a template proves little: the next one gets a new interpreter.
-        began_s=slot.started_s if slot.task.cold_start or not slot.worker.warm else None,
+        began_s=attempt.started_s if attempt.task.cold_start or not attempt.worker.warm else None,
         done=frozenset(start + row for row in left.done),
         in_flight=frozenset(start + row for row in left.under_way),
-        any_text_succeeded=bool(left.done) or some_good or attempt.canary_passed(),
+        any_text_succeeded=bool(left.done) or some_good or folder.canary_passed(),
     )

@@ -101,11 +101,11 @@ class OutputRun:
             return None
         # A chunk without such a text only has to be put together, which comes before the join.
         chunk = self.ledger.next_pending(start)
-        while chunk is not None and not self.missing(chunk):
+        while chunk is not None and not self.undone(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
-    def missing(self, chunk: int) -> Sequence[int]:
+    def undone(self, chunk: int) -> Sequence[int]:
         """Return the texts of the chunk without vector or verdict, in order."""
         return self.ledger.missing(chunk)
 
@@ -123,7 +123,7 @@ class OutputRun:
             return
         good = self.ledger.known_good()[:_LOOKED_AT]
         if good:
-            numbered = zip(good, self.texts_of(good), strict=True)
+            numbered = zip(good, self.read_texts(good), strict=True)
             self._canary = min(_size(text, number) for number, text in numbered)[2]
         elif self._taken_over():
             self._canary = self.ledger.plan.distinct
@@ -141,7 +141,7 @@ class OutputRun:
             )
         return self._taken
 
-    def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
+    def read_texts(self, texts: Sequence[int]) -> Iterator[str]:
         """Read these texts, which are in order. Raises Halt if they are damaged."""
         first = texts[0]
         if first == self.ledger.plan.distinct:
@@ -188,7 +188,7 @@ class OutputRun:
         own = None
         match canary:
             case KnownText(text):
-                good = next(self.texts_of([text]))
+                good = next(self.read_texts([text]))
             case OwnText(rank):
                 own = self._shortest(rank, task)
         # Another machine may have the model in another place, and another number of cores.
@@ -208,7 +208,7 @@ class OutputRun:
             limits=limits,
             canary_row=own,
         )
-        spec = write_attempt(files, draft, self.texts_of(task.texts), good)
+        spec = write_attempt(files, draft, self.read_texts(task.texts), good)
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
@@ -248,10 +248,10 @@ class OutputRun:
 
     def _shortest(self, rank: int, task: Task) -> int:
         """Return the position of the shortest text, after `rank` shorter ones if there are any."""
-        sizes = (_size(text, at) for at, text in enumerate(self.texts_of(task.texts)))
+        sizes = (_size(text, at) for at, text in enumerate(self.read_texts(task.texts)))
         return heapq.nsmallest(rank + 1, sizes)[-1][2]
 
-    def last_log(self, chunk: int) -> Path | None:
+    def newest_log(self, chunk: int) -> Path | None:
         """Return the newest log of all attempts at the chunk."""
         return last_log(AttemptFiles(self.ledger.layout.attempts_of(chunk)))
 

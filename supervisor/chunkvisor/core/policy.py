@@ -231,14 +231,14 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         the tenth machine is lost           GiveUp
     """
     if verdict.before_first_batch and verdict.outcome in _FAILED_STARTS:
-        return _start_again(verdict, history, recovery)
+        return _answer_failed_start(verdict, history, recovery)
     step = _answer(verdict, history, recovery)
     if isinstance(step, GiveUp) and history.given_up + 1 >= MOST_GIVEN_UP:
         return Stop(ExitCode.MACHINE if verdict.outcome is Outcome.GPU_OOM else ExitCode.TRY_AGAIN)
     at_limit = history.without_progress + 1 >= MOST_WITHOUT_PROGRESS
     if at_limit and fruitless(step, verdict, history.texts):
         if verdict.row_can_cause and not history.output_has_vectors:
-            return Stop(code_of_nothing(verdict), why=StopReason.NOTHING_ENCODED)
+            return Stop(code_if_nothing_encoded(verdict), why=StopReason.NOTHING_ENCODED)
         return Stop(ExitCode.TRY_AGAIN)
     return step
 
@@ -255,7 +255,7 @@ def fruitless(step: Step, verdict: Verdict, texts: int) -> bool:
     return (again or isinstance(step, GiveUp)) and not verdict.blameless
 
 
-def code_of_nothing(verdict: Verdict) -> ExitCode:
+def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
     """Choose the exit code of a run in which no text was ever encoded.
 
     Another run would end in the same way, unless others held the memory or ended the workers.
@@ -273,7 +273,7 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
     tries = history.charged_failures + 1
     match verdict.outcome:
         case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL:
-            return _wait(verdict, history, recovery)
+            return _wait_or_stop(verdict, history, recovery)
         case Outcome.HARDWARE_FAULT:
             return _stop(verdict, ExitCode.MACHINE)
         case Outcome.SETUP if not history.succeeded_before or tries >= recovery.attempts:
@@ -284,18 +284,18 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
         case Outcome.GPU_OOM | Outcome.HOST_OOM:
-            step = _shrink(verdict, history, recovery)
+            step = _answer_lack_of_memory(verdict, history, recovery)
             if step is not None:
                 return step
     if verdict.row_can_cause:
-        return _blame(verdict, history, recovery)
+        return _answer_fault_of_texts(verdict, history, recovery)
     if tries < recovery.attempts:
         return Retry(backoff_s(tries))
     # A fault that has an exit code for the run is not the chunk's.
     return Stop(ExitCode(verdict.exit_code)) if verdict.exit_code else GiveUp()
 
 
-def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
+def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault that a text can cause: it is the texts' fault, or the device's."""
     tries = history.charged_failures + 1
     refused = verdict.outcome is Outcome.BAD_INPUT
@@ -307,7 +307,7 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         # The shortest of its own texts may be bad itself, while others had a vector: that says
         # nothing of the device.
         if not (history.shortest_first and history.output_has_vectors):
-            return _canary_failed(verdict, history)
+            return _answer_failed_canary(verdict, history)
         if verdict.outcome is Outcome.GPU_OOM:
             # Even its shortest texts lack memory: it is not their length, and none is blamed.
             singletons = history.oom_singletons + 1
@@ -316,9 +316,9 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             return Retry(backoff_s(singletons), charge=False, counts=Repeated.OOM_SINGLETON)
     if verdict.rule == ENCODER_BROKEN and not (proven or history.output_has_vectors):
         # Every text's fault rather than one's: it is counted as if canaries failed.
-        return _canary_failed(verdict, history)
+        return _answer_failed_canary(verdict, history)
     if history.texts == 1:
-        return _blame_one(verdict, history, recovery, proven=proven, certain=certain)
+        return _answer_single_text(verdict, history, recovery, proven=proven, certain=certain)
     if verdict.bad_rows:
         # Bad vectors end no worker: one more process tries all such texts, each alone in its batch,
         # after a canary.
@@ -338,7 +338,7 @@ _CODES_OF_CANARIES = {
 }
 
 
-def _canary_failed(verdict: Verdict, history: History) -> Step:
+def _answer_failed_canary(verdict: Verdict, history: History) -> Step:
     """Answer an attempt whose canary failed: a few in a row show that the device is at fault."""
     failed = history.failed_canaries + 1
     # A canary that is not known to be good may be bad itself.
@@ -347,12 +347,12 @@ def _canary_failed(verdict: Verdict, history: History) -> Step:
     if failed < most:
         return Retry(backoff_s(failed), charge=False, counts=Repeated.CANARY)
     if not history.output_has_vectors:
-        return Stop(code_of_nothing(verdict), local=True, why=StopReason.NOTHING_ENCODED)
+        return Stop(code_if_nothing_encoded(verdict), local=True, why=StopReason.NOTHING_ENCODED)
     code = verdict.exit_code or _CODES_OF_CANARIES.get(verdict.outcome, ExitCode.TRY_AGAIN)
     return Stop(ExitCode(code), local=True, why=StopReason.CANARY)
 
 
-def _blame_one(
+def _answer_single_text(
     verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, certain: bool
 ) -> Step:
     """Answer a fault in an attempt at one text; `certain` if it has failed often enough."""
@@ -367,7 +367,7 @@ def _blame_one(
     return Quarantine() if proven and certain else Retry(delay_s, charge=proven)
 
 
-def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
+def _answer_failed_start(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a start that failed: no text can be the cause."""
     starts = history.failed_starts + 1
     # What has worked in this run is not set up wrongly: something that passes happened to it.
@@ -392,7 +392,9 @@ def _stop(verdict: Verdict, code: ExitCode, why: StopReason = StopReason.HALTED)
     return Stop(code, local, why)
 
 
-def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step | None:
+def _answer_lack_of_memory(
+    verdict: Verdict, history: History, recovery: RecoveryConfig
+) -> Step | None:
     """Wait for the memory that others hold, or halve the batch; None if neither helps."""
     came = verdict.outcome is Outcome.GPU_OOM and history.others is OtherProcesses.NEW
     if came and history.waited_s < recovery.wait_timeout:
@@ -415,7 +417,7 @@ def _half(verdict: Verdict, rows: int, min_rows: int) -> BatchLimit:
     return BatchLimit(max(min_rows, min(rows, limits.rows) // 2), tokens)
 
 
-def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
+def _wait_or_stop(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer what passes by itself: pause, until it has been waited for long enough."""
     if verdict.rule == NO_ROOM:  # for the weights, whoever holds the memory
         larger = verdict.figures is not None and verdict.figures.larger_than_gpu
@@ -452,10 +454,10 @@ class FailureHistory:
     Example: two canaries in a row have failed on device 0, and then a worker encodes its texts
     there:
 
-        history.note(Repeated.CANARY, 0, now_s=10.0)
-        history.note(Repeated.CANARY, 0, now_s=20.0)
+        history.record(Repeated.CANARY, 0, now_s=10.0)
+        history.record(Repeated.CANARY, 0, now_s=20.0)
         history.count(Repeated.CANARY, 0)  # 2
-        history.encoded(0, "")
+        history.note_encoded(0, "")
         history.count(Repeated.CANARY, 0)  # 0
     """
 
@@ -484,7 +486,7 @@ class FailureHistory:
         streak = self._streaks.get((what, where))
         return now_s - streak.first_s if streak else 0.0
 
-    def note(
+    def record(
         self,
         what: Repeated | Outcome,
         where: Where = None,
@@ -507,7 +509,7 @@ class FailureHistory:
 
     # --- what succeeds
 
-    def started(self, device: int, node: str, outcome: Outcome) -> None:
+    def note_start(self, device: int, node: str, outcome: Outcome) -> None:
         """Note that a worker got to its first batch there; `outcome` is how it ended."""
         self.forget(Repeated.START, device)
         self.forget(Repeated.START, node)
@@ -515,14 +517,14 @@ class FailureHistory:
         if outcome is not Outcome.GPU_BUSY:
             self.forget(Outcome.GPU_BUSY, device)
 
-    def encoded(self, device: int, node: str) -> None:
+    def note_encoded(self, device: int, node: str) -> None:
         """Note that a worker has encoded all of its texts there."""
-        self.started(device, node, Outcome.COMMITTED)
+        self.note_start(device, node, Outcome.COMMITTED)
         self.sound |= {device, node}
         for what in (Repeated.CANARY, *_WAITS):
             self.forget(what, device)
 
-    def stored(self, output: int, now_s: float) -> None:
+    def note_stored(self, output: int, now_s: float) -> None:
         """Note that vectors or verdicts of the output are on the disk."""
         self.success_s = now_s
         self.worked.add(output)
@@ -531,12 +533,12 @@ class FailureHistory:
 
     # --- what did not fit
 
-    def lower(self, kind: str, limit: BatchLimit) -> BatchLimit | None:
+    def lower_limit(self, kind: str, limit: BatchLimit) -> BatchLimit | None:
         """Lower the limit of batches on devices of this kind; None if it was as low already."""
         old = self._lesson(kind)
         new = limit
         if old is not None:
-            new = BatchLimit(min(old.rows, limit.rows), least(old.tokens, limit.tokens))
+            new = BatchLimit(min(old.rows, limit.rows), smaller_limit(old.tokens, limit.tokens))
         self._lessons[kind] = new
         return new if new != old else None
 
@@ -545,7 +547,7 @@ class FailureHistory:
         lesson = self._lesson(kind)
         if lesson is None:
             return limits
-        tokens = least(limits.tokens, lesson.tokens)
+        tokens = smaller_limit(limits.tokens, lesson.tokens)
         return replace(limits, rows=min(limits.rows, lesson.rows), tokens=tokens)
 
     def _lesson(self, kind: str) -> BatchLimit | None:
@@ -557,7 +559,7 @@ class FailureHistory:
         return self._lessons[kind]
 
 
-def cause_of(verdict: Verdict, device: int, node: str) -> int | None:
+def waiting_device(verdict: Verdict, device: int, node: str) -> int | None:
     """Say who has to wait: the device, or (None) all devices.
 
     A device waits alone for its own memory, and for the disk of its machine in a cluster.
@@ -566,7 +568,7 @@ def cause_of(verdict: Verdict, device: int, node: str) -> int | None:
     return device if own or (verdict.outcome is Outcome.DISK_FULL and node) else None
 
 
-def start_of(verdict: Verdict, device: int, node: str) -> Where:
+def place_of_failed_start(verdict: Verdict, device: int, node: str) -> Where:
     """Say whether a failed start counts against the device or the machine.
 
     A model that cannot be loaded is the machine's fault, where it is installed.
@@ -575,6 +577,6 @@ def start_of(verdict: Verdict, device: int, node: str) -> Where:
     return node if verdict.phase in LOAD and verdict.outcome in outcomes else device
 
 
-def least(one: int | None, other: int | None) -> int | None:
+def smaller_limit(one: int | None, other: int | None) -> int | None:
     """Give the smaller of two limits; None is no limit."""
     return min((each for each in (one, other) if each is not None), default=None)

@@ -8,7 +8,7 @@ from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.core import policy
 from chunkvisor.core.attempt import RunningAttempt
-from chunkvisor.core.instructions import Ending, LowerLimits, TellFailure, TellSplit
+from chunkvisor.core.instructions import Ending, LowerLimits, ReportFailure, ReportSplit
 from chunkvisor.core.output import OutputRun
 from chunkvisor.devices.handles import DeviceHandles
 from chunkvisor.errors import Halt, StopReason
@@ -34,7 +34,7 @@ class Reports:
         self._emit = emit
         self.given_up: list[messages.GivenUp] = []
 
-    def failure(self, told: TellFailure, slot: RunningAttempt | None) -> None:
+    def failure(self, told: ReportFailure, attempt: RunningAttempt | None) -> None:
         """Report that an attempt has failed, and what follows."""
         task = told.task
         verdict = told.verdict
@@ -42,12 +42,12 @@ class Reports:
         run = self._outputs[task.output]
         output, chunk = run.name, task.chunk
         # If no worker could be started, the logs are those of earlier attempts at the chunk.
-        log = slot.attempt.last_log() if slot is not None else run.last_log(chunk)
+        log = attempt.folder.last_log() if attempt is not None else run.newest_log(chunk)
         kind = event.PartFailed if task.bisecting else event.AttemptFailed
         failed = (event.AttemptInterrupted if verdict.asked_for else kind)(
             output,
             chunk,
-            slot.attempt.spec.attempt if slot is not None else 0,
+            attempt.folder.spec.attempt if attempt is not None else 0,
             verdict.outcome,
             verdict.reason,
             start=task.texts[0],
@@ -63,7 +63,7 @@ class Reports:
             self.given_up.append(messages.GivenUp(output, chunk, verdict, log))
             self._emit(event.ChunkSetAside(output, chunk, verdict.reason))
 
-    def split(self, told: TellSplit) -> None:
+    def split(self, told: ReportSplit) -> None:
         """Report that the texts are tried in these pieces."""
         output = self._outputs[told.task.output]
         left = sorted(itertools.chain(*(piece.texts for piece in told.pieces)))
@@ -80,30 +80,30 @@ class Reports:
         self._emit(event.LimitsLowered(told.limit.rows, told.limit.tokens, on))
 
     def halt_of(
-        self, ending: Ending, slot: RunningAttempt | None, *, dropped: bool = False
+        self, ending: Ending, attempt: RunningAttempt | None, *, dropped: bool = False
     ) -> Halt:
         """Put the end of the run, or of a device that is `dropped`, into words."""
-        halt = self._in_words(ending, dropped=dropped)
-        if halt.log is None and slot is not None:
-            halt.log = slot.attempt.last_log()
+        halt = self._put_into_words(ending, dropped=dropped)
+        if halt.log is None and attempt is not None:
+            halt.log = attempt.folder.last_log()
         return halt
 
-    def _in_words(self, ending: Ending, *, dropped: bool) -> Halt:
+    def _put_into_words(self, ending: Ending, *, dropped: bool) -> Halt:
         task = ending.task
         verdict = ending.verdict
         output = self._outputs[task.output if task is not None else 0]
         if ending.why is StopReason.ALL_BAD:
-            return messages.all_bad(output.name, output.last_bad())
+            return messages.all_texts_bad(output.name, output.last_bad())
         assert verdict is not None, ending
         if ending.why is StopReason.BAD_ROWS and task is not None:
             count = len(task.texts) + sum(each.bad_count for each in self._outputs)
             fails = self._recovery.on_bad_row is OnBadRow.FAIL
             most = None if fails else self._recovery.max_bad_rows
             _, where = output.place_of(task.texts[-1])
-            return messages.too_bad(output.name, where, count, verdict, most)
+            return messages.too_many_bad_texts(output.name, where, count, verdict, most)
         device = str(self._handles[ending.device]) if ending.device is not None else "this machine"
         at = output.name, task.chunk if task is not None else 0, output.texts
-        return messages.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
+        return messages.halt_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
 
 def what_follows(step: policy.Step, verdict: Verdict) -> str:

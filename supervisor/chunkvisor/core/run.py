@@ -100,7 +100,7 @@ class Signals:
             stack.callback(os.close, self._writer)
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    stack.callback(signal.signal, number, signal.signal(number, self._note))
+                    stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
                 # A handler of ours and not SIG_IGN, which the workers would inherit.
                 before = signal.signal(signal.SIGHUP, lambda _number, _frame: None)
                 stack.callback(signal.signal, signal.SIGHUP, before)
@@ -108,7 +108,7 @@ class Signals:
                 stack.callback(signal.set_wakeup_fd, wakeup)
             yield self
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # The handler only notes: anything else could run in the middle of a write.
         if self.first is None:
             self.first = signal.Signals(number)
@@ -139,7 +139,7 @@ class Run:
     clock: Callable[[], float] = time.monotonic
 
 
-class WaitTeller:
+class WaitReporter:
     """Reports that a run waits for something: at once, and then about once a minute."""
 
     def __init__(self, emit: Emit, limit_s: float) -> None:
@@ -149,7 +149,7 @@ class WaitTeller:
         # by device (None = all), how long it had lasted when last reported
         self._told_s: dict[int | None, float] = {}
 
-    def tell(
+    def report(
         self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None
     ) -> None:
         """Report that the next try comes after `delay_s`.

@@ -28,11 +28,11 @@ from chunkvisor.core.instructions import (
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReportFailure,
+    ReportSplit,
+    ReportWait,
     StartWorker,
     Task,
-    TellFailure,
-    TellSplit,
-    TellWait,
 )
 from chunkvisor.core.policy import (
     Canary,
@@ -41,8 +41,8 @@ from chunkvisor.core.policy import (
     KnownText,
     OwnText,
     Repeated,
-    cause_of,
-    start_of,
+    place_of_failed_start,
+    waiting_device,
 )
 from chunkvisor.devices.handles import Health, HealthReport
 from chunkvisor.errors import ExitCode, StopReason
@@ -79,22 +79,22 @@ class TaskQueue:
                 key=lambda each: (each.due_s, each.output, each.texts[0], each.texts[-1]),
             )
 
-    def lost(self, output: int, chunk: int) -> None:
+    def put_back_lost(self, output: int, chunk: int) -> None:
         """Have texts of the chunk tried again, since stored vectors of it are gone."""
         if chunk < self._next[output]:
-            texts = self._outputs[output].missing(chunk)
+            texts = self._outputs[output].undone(chunk)
             if texts:
                 self.put_back(Task(output, chunk, tuple(texts)))
 
-    def leave(self, output: int, chunk: int) -> None:
+    def leave_to_next_run(self, output: int, chunk: int) -> None:
         """Leave the rest of the chunk to the next run: what is pending, and what is put back."""
         self._left.add((output, chunk))
         self._again = [task for task in self._again if (task.output, task.chunk) not in self._left]
 
-    def take(self, now_s: float, device: int, *, alone: bool) -> Task | None:
+    def pop_next(self, now_s: float, device: int, *, only_device: bool) -> Task | None:
         """Take the next task that may start on this device.
 
-        What failed last on this device is left for others unless the device is `alone`.
+        What failed last on this device is left for others unless it is the `only_device`.
         """
         new = [self._next_chunk(number) for number in range(len(self._outputs))]
         # While no text of the output has a vector, a chunk that failed may be bad throughout:
@@ -104,12 +104,12 @@ class TaskQueue:
             task = self._again[position]
             if any_new and task.needs_canary and self._outputs[task.output].known_good is None:
                 continue
-            if alone or task.avoid_device != device:
+            if only_device or task.avoid_device != device:
                 return self._again.pop(position)
         for number, chunk in enumerate(new):
             if chunk is not None:
                 self._next[number] = chunk + 1
-                missing = self._outputs[number].missing(chunk)
+                missing = self._outputs[number].undone(chunk)
                 whole = range(*self._outputs[number].bounds(chunk))
                 # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
@@ -167,7 +167,7 @@ class DeviceState:
     look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
-    def at(self, *gates: GateState) -> int:
+    def count_workers(self, *gates: GateState) -> int:
         """Count its workers whose gates are in these states."""
         return sum(worker.gate in gates for worker in self.workers)
 
@@ -221,7 +221,7 @@ class Scheduler:
 
     # --- turns: which worker gets which texts, and which its device
 
-    def tick(self, held: Collection[int] = ()) -> list[Instruction]:
+    def take_turn(self, held: Collection[int] = ()) -> list[Instruction]:
         """Take a turn; on devices that are `held`, nothing is to be started yet."""
         now_s = self._clock()
         if self._draining:
@@ -235,10 +235,13 @@ class Scheduler:
         places = self._workers.per_device + max(0, self._workers.standby - self._failures.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) <= place and device.number not in held:
-                    task = self._queue.take(now_s, device.number, alone=len(working) == 1)
+                if (
+                    device.count_workers(GateState.SHUT, GateState.OPEN) <= place
+                    and device.number not in held
+                ):
+                    task = self._queue.pop_next(now_s, device.number, only_device=len(working) == 1)
                     if task is not None:
-                        self._start(task, device)
+                        self._start_worker(task, device)
         return self._take_instructions()
 
     def _plan_outputs(self) -> None:
@@ -256,7 +259,7 @@ class Scheduler:
                 self._planned.add(number)
                 self._add(PlanOutput(number))
 
-    def _start(self, task: Task, device: DeviceState) -> None:
+    def _start_worker(self, task: Task, device: DeviceState) -> None:
         canary: Canary | None = None
         if device.needs_canary or task.needs_canary:
             canary = self._canary(task, device)
@@ -274,7 +277,7 @@ class Scheduler:
 
         If there is none, one of the task's own; each time another, since it may be bad itself.
         """
-        if _shows_its_shortest(task):
+        if _tries_shortest_first(task):
             chunk = (task.output, task.chunk)
             return OwnText(self._failures.count(Repeated.OOM_SINGLETON, chunk))
         good = self._outputs[task.output].known_good
@@ -304,7 +307,9 @@ class Scheduler:
             for each in device.workers
             if each.ready and each.gate is GateState.SHUT and not each.ending
         ]
-        for worker in waiting[: max(0, self._workers.per_device - device.at(GateState.OPEN))]:
+        for worker in waiting[
+            : max(0, self._workers.per_device - device.count_workers(GateState.OPEN))
+        ]:
             # What failed on it may be its doing: nothing runs there before nvidia-smi was asked.
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
@@ -330,9 +335,9 @@ class Scheduler:
         """
         device = self.devices.get(number)
         if device is not None and gone:
-            self._leave(device)
+            self._lose_device(device)
         elif device is not None and health_report is not None and device.suspected_s is not None:
-            self._looked(device, health_report, device.suspected_s)
+            self._judge_health(device, health_report, device.suspected_s)
         elif device is None and not gone:
             device = DeviceState(number, node, kind, health_report is not None)
             self.devices[number] = device
@@ -341,7 +346,9 @@ class Scheduler:
                 device.suspected_s = self._clock()
         return self._take_instructions()
 
-    def _looked(self, device: DeviceState, health_report: HealthReport, since_s: float) -> None:
+    def _judge_health(
+        self, device: DeviceState, health_report: HealthReport, since_s: float
+    ) -> None:
         now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
         ending = None
@@ -357,20 +364,20 @@ class Scheduler:
             device.look_s = now_s
             self._open_gates(device, now_s)
         if ending is not None:
-            self._do_without(device, ending, local=True)
+            self._drop_device(device, ending, local=True)
 
-    def _leave(self, device: DeviceState) -> None:
+    def _lose_device(self, device: DeviceState) -> None:
         # It is kept until its last worker has ended, so that the ends of its workers are judged.
         device.gone = True
         for worker in device.workers:
-            self._end(worker)
-        self._tidy(device)
+            self._end_worker(worker)
+        self._forget_device(device)
 
-    def _tidy(self, device: DeviceState) -> None:
+    def _forget_device(self, device: DeviceState) -> None:
         if device.gone and not device.workers:
             self.devices.pop(device.number, None)
 
-    def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
+    def _drop_device(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
         """Do without the device; end the run if it is the last one here, or not `local`."""
         # All devices of our own machine share its installation and its disk.
         codes = (ExitCode.CONFIG, ExitCode.DISK)
@@ -382,7 +389,7 @@ class Scheduler:
             # On a cluster others may join.
             is_end = len(self.alive) == 1 and not device.node
             self._add(EndRun(ending) if is_end else DropDevice(ending))
-            self._leave(device)
+            self._lose_device(device)
 
     # --- ends
 
@@ -393,15 +400,15 @@ class Scheduler:
         device = worker.device
         task = worker.task
         device.workers.remove(worker)
-        self._tidy(device)
+        self._forget_device(device)
         verdict = end.verdict
         if verdict is None:
             self._queue.put_back(replace(task, cold_start=True))
         elif verdict.outcome is Outcome.COMMITTED:
             # The device works: the next attempt needs no canary, and may come from the template.
             device.needs_canary = device.cold_start = False
-            self._failures.encoded(device.number, device.node)
-            self._keep(end.worker, task)
+            self._failures.note_encoded(device.number, device.node)
+            self._keep_vectors(end.worker, task)
         else:
             if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
@@ -409,34 +416,36 @@ class Scheduler:
             if end.done:
                 # Before the decision: these vectors count, though they are not on the disk yet.
                 # Else a run could end since it has no vector when it has just got the first.
-                self._failures.stored(task.output, now_s)
+                self._failures.note_stored(task.output, now_s)
                 done = [text for text in task.texts if text in end.done]
                 left = [text for text in task.texts if text not in end.done]
-                self._keep(end.worker, task.subset(done, bisecting=True))
+                self._keep_vectors(end.worker, task.subset(done, bisecting=True))
                 rest = task.subset(left, charged_failures=task.charged_failures) if left else None
             if rest is None:
-                self._add(TellFailure(end.worker, task, verdict, None, ()))
+                self._add(ReportFailure(end.worker, task, verdict, None, ()))
             else:
-                self._fail(rest, end, verdict, worker)
+                self._attempt_failed(rest, end, verdict, worker)
         # Only now: what is learnt from the verdict holds for the next worker of the device.
         self._open_gates(device, now_s)
         return self._take_instructions()
 
-    def _keep(self, worker: int, task: Task) -> None:
+    def _keep_vectors(self, worker: int, task: Task) -> None:
         self._failures.forget(Repeated.OOM_SINGLETON, (task.output, task.chunk))
         self._add(KeepVectors(worker, task))
 
-    def _fail(self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
+    def _attempt_failed(
+        self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState
+    ) -> None:
         """Decide what follows a failed attempt, and do it."""
-        memory = self._failures
+        failures = self._failures
         device = worker.device
         step = policy.decide(verdict, self._history(task, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in task.texts if text in end.in_flight)
-        self._add(TellFailure(end.worker, task, verdict, step, suspects))
+        self._add(ReportFailure(end.worker, task, verdict, step, suspects))
         # Workers that are prepared ahead take memory as well: this run prepares fewer from now on.
-        memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
+        failures.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(task.texts)):
-            memory.note(Repeated.NO_PROGRESS)
+            failures.record(Repeated.NO_PROGRESS)
         # A wait, a smaller batch and a start that failed say nothing of the texts; what refuses a
         # text says nothing of the device.
         waits = isinstance(step, policy.Wait)
@@ -446,9 +455,9 @@ class Scheduler:
         device.needs_canary = device.needs_canary or needs_canary
         if verdict.phase in AT_WORK:
             device.cold_start = False
-            memory.started(device.number, device.node, verdict.outcome)
+            failures.note_start(device.number, device.node, verdict.outcome)
         if end.any_text_succeeded:
-            memory.forget(Repeated.CANARY, device.number)
+            failures.forget(Repeated.CANARY, device.number)
         again = replace(
             task,
             avoid_device=task.avoid_device if verdict.blameless else device.number,
@@ -460,12 +469,12 @@ class Scheduler:
             case policy.Retry():
                 self._retry(step, again, end, verdict, worker)
             case policy.Wait():
-                of_all = cause_of(verdict, device.number, device.node) is None
-                self._wait(step.delay_s, again, verdict, None if of_all else device)
+                of_all = waiting_device(verdict, device.number, device.node) is None
+                self._pause(step.delay_s, again, verdict, None if of_all else device)
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
-                bad = self._keep_good(again, end, verdict) or task
+                bad = self._keep_good_vectors(again, end, verdict) or task
                 count = len(bad.texts) + sum(each.bad_count for each in self._outputs)
                 too_many = count > self._recovery.max_bad_rows
                 if too_many or self._recovery.on_bad_row is OnBadRow.FAIL:
@@ -474,67 +483,69 @@ class Scheduler:
                 else:
                     self._add(QuarantineTexts(bad, verdict))
             case policy.GiveUp():
-                memory.note(Repeated.GIVEN_UP)
-                self._queue.leave(task.output, task.chunk)
+                failures.record(Repeated.GIVEN_UP)
+                self._queue.leave_to_next_run(task.output, task.chunk)
             case policy.Stop():
                 ending = Ending(step.code, step.why, end.worker, task, verdict)
-                self._do_without(device, ending, local=step.local)
+                self._drop_device(device, ending, local=step.local)
                 self._queue.put_back(again)  # for the other devices
 
-    def _wait(
+    def _pause(
         self, delay_s: float, task: Task, verdict: Verdict, device: DeviceState | None
     ) -> None:
         """Pause on the device, or (None) on all."""
         now_s = self._clock()
         where = device.number if device is not None else None
         waited_s = self._failures.lasts_s(verdict.outcome, where, now_s)
-        self._failures.note(verdict.outcome, where, now_s=now_s)
+        self._failures.record(verdict.outcome, where, now_s=now_s)
         waits = device if device is not None else self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
-        self._add(TellWait(where, delay_s, waited_s, verdict))
+        self._add(ReportWait(where, delay_s, waited_s, verdict))
         self._queue.put_back(task)
 
     def _history(
         self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState
     ) -> policy.History:
         """Gather what the policy wants to know besides the verdict."""
-        memory = self._failures
+        failures = self._failures
         now_s = self._clock()
         device = worker.device.number
         node = worker.device.node
-        start = start_of(verdict, device, node)
+        start = place_of_failed_start(verdict, device, node)
         starts = 0
         if end.began_s is not None:
             # A worker that was prepared ahead meets the device only when its gate is opened.
-            starts = memory.count(Repeated.START, start, max(end.began_s, worker.go_s))
+            starts = failures.count(Repeated.START, start, max(end.began_s, worker.go_s))
         # Every further device may fail as often as a chunk is tried.
         allowed = self._recovery.attempts * max(0, len(self.alive) - 1)
-        fruitless = max(0, memory.count(Repeated.NO_PROGRESS) - allowed)
+        fruitless = max(0, failures.count(Repeated.NO_PROGRESS) - allowed)
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
             fruitless = 0  # a worker that has given its device back is about to bring vectors
         return policy.History(
             texts=len(task.texts),
             charged_failures=task.charged_failures.count(verdict.outcome),
             canary=worker.canary,
-            shortest_first=_shows_its_shortest(task),
+            shortest_first=_tries_shortest_first(task),
             any_text_succeeded=end.any_text_succeeded,
             output_has_vectors=bool(end.done) or self._outputs[task.output].known_good is not None,
             succeeded_before=(
-                start in memory.sound
+                start in failures.sound
                 if verdict.before_first_batch
-                else task.output in memory.worked
+                else task.output in failures.worked
             ),
             bisecting=task.bisecting,
             in_flight=sum(text in end.in_flight for text in task.texts),
             singly=task.singly,
             others=end.others,
-            waited_s=memory.waited_s(verdict.outcome, cause_of(verdict, device, node), now_s),
-            failing_s=memory.lasts_s(Repeated.START, start, now_s),
+            waited_s=failures.waited_s(
+                verdict.outcome, waiting_device(verdict, device, node), now_s
+            ),
+            failing_s=failures.lasts_s(Repeated.START, start, now_s),
             failed_starts=starts,
-            failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s),
-            given_up=memory.count(Repeated.GIVEN_UP),
+            failed_canaries=failures.count(Repeated.CANARY, device, worker.go_s),
+            given_up=failures.count(Repeated.GIVEN_UP),
             without_progress=fruitless,
-            oom_singletons=memory.count(Repeated.OOM_SINGLETON, (task.output, task.chunk)),
+            oom_singletons=failures.count(Repeated.OOM_SINGLETON, (task.output, task.chunk)),
         )
 
     def _retry(
@@ -551,21 +562,21 @@ class Scheduler:
         if step.charge:
             task = replace(task, charged_failures=(*task.charged_failures, verdict.outcome))
         if step.limit is not None:
-            limit = self._failures.lower(device.kind, step.limit)
+            limit = self._failures.lower_limit(device.kind, step.limit)
             if limit is not None:
                 # A limit that comes from the memory that others hold is not for later runs.
                 lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
                 self._add(LowerLimits(device.kind, limit, lasting))
         if step.counts is Repeated.OOM_SINGLETON:
-            self._failures.note(Repeated.OOM_SINGLETON, (task.output, task.chunk))
+            self._failures.record(Repeated.OOM_SINGLETON, (task.output, task.chunk))
         elif step.counts is Repeated.CANARY:
-            self._failures.note(Repeated.CANARY, device.number, worker.go_s, now_s)
+            self._failures.record(Repeated.CANARY, device.number, worker.go_s, now_s)
         elif step.counts is Repeated.START:
             if end.began_s is None:  # the template may be what is broken
                 device.cold_start = True
             else:
-                start = start_of(verdict, device.number, device.node)
-                self._failures.note(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
+                start = place_of_failed_start(verdict, device.number, device.node)
+                self._failures.record(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
             device.paused_until_s = max(device.paused_until_s, due_s)
             # Other texts come first: they show whether it is the device, the model, or chance.
             due_s += step.delay_s
@@ -575,7 +586,7 @@ class Scheduler:
         """Take the texts apart, and have the pieces tried."""
         texts = list(task.texts)
         if how is How.BAD:
-            bad = self._keep_good(task, end, verdict)
+            bad = self._keep_good_vectors(task, end, verdict)
             assert bad is not None, verdict
             pieces = [replace(bad, singly=True)]
         elif how is How.SUSPECTS:
@@ -595,9 +606,9 @@ class Scheduler:
             pieces = [task.subset(half, bisecting=True, singly=False) for half in halves]
         for piece in pieces:
             self._queue.put_back(piece)
-        self._add(TellSplit(task, tuple(pieces), how))
+        self._add(ReportSplit(task, tuple(pieces), how))
 
-    def _keep_good(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
+    def _keep_good_vectors(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
         """Have the good vectors stored, and return the texts whose vectors are bad.
 
         None if the verdict is not about vectors.
@@ -607,7 +618,7 @@ class Scheduler:
         bad = {task.texts[0] + row for row in verdict.bad_rows}
         good = [text for text in task.texts if text not in bad]
         if good:
-            self._keep(end.worker, task.subset(good, bisecting=True))
+            self._keep_vectors(end.worker, task.subset(good, bisecting=True))
         return task.subset(sorted(bad), bisecting=True)
 
     def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
@@ -618,19 +629,19 @@ class Scheduler:
             waited_s = self._failures.waited_s(problem.outcome, None, now_s)
             step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
             if isinstance(step, policy.Wait):
-                self._wait(step.delay_s, task, problem, None)
+                self._pause(step.delay_s, task, problem, None)
             else:
                 ending = Ending(ExitCode.DISK, StopReason.HALTED, task=task, verdict=problem)
                 self._add(EndRun(ending))
             return self._take_instructions()
-        self._failures.stored(task.output, now_s)
+        self._failures.note_stored(task.output, now_s)
         if output.bad_count >= output.texts:
             self._add(EndRun(Ending(ExitCode.CONFIG, StopReason.ALL_BAD, task=task)))
         return self._take_instructions()
 
     def chunk_invalidated(self, output: int, chunk: int) -> None:
         """Hear that stored vectors of the chunk were damaged, and are discarded."""
-        self._queue.lost(output, chunk)
+        self._queue.put_back_lost(output, chunk)
 
     # --- the end of a run
 
@@ -647,7 +658,7 @@ class Scheduler:
         """End workers that wait at the gate; if time is limited, have the others leave in time."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self.last_s:
-                self._end(worker)
+                self._end_worker(worker)
             elif (
                 worker.gate is GateState.OPEN
                 and self.last_s < math.inf
@@ -656,13 +667,13 @@ class Scheduler:
                 worker.leaving = True
                 self._add(AskToLeave(worker.number))
 
-    def _end(self, worker: WorkerState) -> None:
+    def _end_worker(self, worker: WorkerState) -> None:
         if not worker.ending:
             worker.ending = True
             self._add(EndWorker(worker.number))
 
 
-def _shows_its_shortest(task: Task) -> bool:
+def _tries_shortest_first(task: Task) -> bool:
     """Say whether the shortest of the texts is tried first.
 
     After a lack of GPU memory, that shows whether their length is the cause.

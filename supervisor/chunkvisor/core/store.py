@@ -18,7 +18,7 @@ from chunkvisor.core.output import OutputRun
 from chunkvisor.core.run import Run
 from chunkvisor.events import event
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.messages import damaged_again
+from chunkvisor.messages import chunks_damaged_again
 from chunkvisor.outputs.forms import Numbers
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.attempt import AttemptFolder
@@ -59,7 +59,7 @@ class ResultStore:
 
     # --- what workers leave
 
-    def keep(self, task: Task, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
+    def keep(self, task: Task, folder: AttemptFolder, *, salvaged: bool) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one.
 
         Returns a verdict if the disk does not take them. `salvaged`: the attempt left no result,
@@ -70,27 +70,27 @@ class ResultStore:
         # If the folder has changed, nobody knows what the workers have loaded since.
         output.model.check()
         ledger = output.ledger
-        spec = attempt.spec
+        spec = folder.spec
         start, stop = output.bounds(task.chunk)
         whole = not salvaged and len(task.texts) == stop - start
         result = None
         try:
             if salvaged:
-                facts = attempt.facts_of_batches()
+                facts = folder.facts_of_batches()
             else:
-                result = attempt.result()
+                result = folder.result()
                 facts = result.facts if result is not None else None
             if facts is None:
-                raise OSError(errno.EIO, f"{attempt.files.folder} cannot be read any more")
+                raise OSError(errno.EIO, f"{folder.files.folder} cannot be read any more")
             self._warn(output, facts)
             # Before the vectors: how many tokens were cut can only be read as long as the attempt
             # is there.
-            attempt.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
+            folder.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
             if whole and result is not None:
-                ledger.commit(task.chunk, attempt.files.vectors, result.digest, facts)
+                ledger.commit(task.chunk, folder.files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
-                vectors = attempt.files.partial if salvaged else attempt.files.vectors
+                vectors = folder.files.partial if salvaged else folder.files.vectors
                 ledger.parts(task.chunk).add(spec.start, vectors, task.texts)
             output.find_known_good()
         except OSError as error:
@@ -98,11 +98,11 @@ class ResultStore:
         complete = result is not None and len(task.texts) == spec.stop - spec.start - len(spec.skip)
         # All that it left is stored now. An attempt that failed stays, for a person to read.
         if complete:
-            attempt.remove()
+            folder.remove()
         if whole:
             self._committed(output, task.chunk, result)
         elif salvaged:
-            beat = attempt.beat()  # it knows the tokens of these texts, about
+            beat = folder.beat()  # it knows the tokens of these texts, about
             tokens = beat.tokens_done if beat is not None else 0
             self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         elif result is not None and complete:
@@ -155,7 +155,7 @@ class ResultStore:
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Verdict(Outcome.DISK_FULL, reason)
 
-    def compose(self, number: int, chunk: int) -> bool:
+    def commit_parts(self, number: int, chunk: int) -> bool:
         """Commit a chunk from its parts if each of its texts has a vector or is given up.
 
         False if a part is damaged. If no vector is known yet, or the disk is full, that comes
@@ -163,7 +163,7 @@ class ResultStore:
         """
         output = self._outputs[number]
         ledger = output.ledger
-        if ledger.facts is None or ledger.committed(chunk) or output.missing(chunk):
+        if ledger.facts is None or ledger.committed(chunk) or output.undone(chunk):
             return True
         try:
             if not ledger.compose(chunk):
@@ -216,26 +216,26 @@ class ResultStore:
         """
         for number, output in enumerate(self._outputs):
             _check_space(output)
-            for attempt in output.left_behind():
-                if not self._adopted(Task(number, attempt.spec.chunk, ()), output, attempt):
-                    attempt.remove()
+            for folder in output.left_behind():
+                if not self._adopted(Task(number, folder.spec.chunk, ()), output, folder):
+                    folder.remove()
             output.saved_before = output.ledger.saved()
             output.find_known_good()
 
-    def _adopted(self, task: Task, output: OutputRun, attempt: AttemptFolder) -> bool:
+    def _adopted(self, task: Task, output: OutputRun, folder: AttemptFolder) -> bool:
         """Store what is good of the attempt; True if that was all of it."""
-        spec = attempt.spec
+        spec = folder.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
-        if not frozenset(output.missing(task.chunk)).issuperset(texts):
+        if not frozenset(output.undone(task.chunk)).issuperset(texts):
             return False
-        verdict = judge(attempt.gather(Evidence(None, limits=spec.limits)))
+        verdict = judge(folder.gather(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
-            texts = [spec.start + row for row in attempt.salvage().done]
+            texts = [spec.start + row for row in folder.salvage().done]
         if texts:
-            self.keep(task.subset(texts), attempt, salvaged=not complete)
-            self.compose(task.output, task.chunk)
+            self.keep(task.subset(texts), folder, salvaged=not complete)
+            self.commit_parts(task.output, task.chunk)
         return complete
 
     # --- joins
@@ -256,13 +256,13 @@ class ResultStore:
         if self._join is not None and self._join[1].done():
             number, future = self._join
             self._join = None
-            lost += self._joined(number, future)
+            lost += self._join_ended(number, future)
         for number, output in enumerate(self._outputs):
             if self._stopped or self._join is not None or self._clock() < self._again_s:
                 break
             if number in self._to_plan and output.prepare is not None:
                 if not self._signals.draining:
-                    self._begin(number, output.prepare)
+                    self._begin_join(number, output.prepare)
                 continue
             if not self._is_ready(number):
                 continue
@@ -271,17 +271,17 @@ class ResultStore:
             damaged = [
                 chunk
                 for chunk in range(output.ledger.plan.count)
-                if not self.compose(number, chunk)
+                if not self.commit_parts(number, chunk)
             ]
             if damaged:
-                lost += [self._lost(number, chunk) for chunk in damaged]
+                lost += [self._count_damaged(number, chunk) for chunk in damaged]
             elif output.left:
-                self._wait(
+                self._wait_for_space(
                     output, OSError(errno.ENOSPC, "no space left on device to put a chunk together")
                 )
             else:
                 self._emit(event.Assembling(output.name, output.ledger.plan.count))
-                self._begin(number, output.finish)
+                self._begin_join(number, output.finish)
         return lost
 
     def plan(self, number: int) -> None:
@@ -289,7 +289,7 @@ class ResultStore:
         self._to_plan.add(number)
         self._signals.wake()
 
-    def _begin(self, number: int, job: Callable[[Callable[[], None]], Any]) -> None:
+    def _begin_join(self, number: int, job: Callable[[Callable[[], None]], Any]) -> None:
         future = self._pool.submit(job, self._still_wanted)
         self._join = number, future
         future.add_done_callback(lambda _: self._signals.wake())
@@ -311,7 +311,7 @@ class ResultStore:
         is_awaited = any(number in each.waits_for for each in self._outputs)
         return not is_awaited and output.next_pending(0) is None
 
-    def _joined(self, number: int, future: Future[Any]) -> list[tuple[int, int]]:
+    def _join_ended(self, number: int, future: Future[Any]) -> list[tuple[int, int]]:
         output = self._outputs[number]
         try:
             if output.prepare is not None:
@@ -330,16 +330,16 @@ class ResultStore:
             )
             self._emit(event.Warned(words))
             output.ledger.discard(error.chunk)
-            return [self._lost(number, error.chunk)]
+            return [self._count_damaged(number, error.chunk)]
         except InterruptedError:
             self._stopped = True
         except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
-            self._wait(output, error)
+            self._wait_for_space(output, error)
         return []
 
-    def _wait(self, output: OutputRun, error: OSError) -> None:
+    def _wait_for_space(self, output: OutputRun, error: OSError) -> None:
         now_s = self._clock()
         self._full_s = now_s if self._full_s is None else self._full_s
         if now_s - self._full_s >= self._wait_timeout_s:
@@ -347,10 +347,10 @@ class ResultStore:
         self._emit(event.Warned(f"{output.name}: waiting for disk space: {error}"))
         self._again_s = now_s + PAUSE_S
 
-    def _lost(self, number: int, chunk: int) -> tuple[int, int]:
+    def _count_damaged(self, number: int, chunk: int) -> tuple[int, int]:
         self._damaged[number] += 1
         if self._damaged[number] > MAX_DAMAGED:
-            raise damaged_again(self._outputs[number].name, chunk)
+            raise chunks_damaged_again(self._outputs[number].name, chunk)
         return number, chunk
 
     def _still_wanted(self) -> None:

@@ -212,7 +212,7 @@ def try_texts(
         nonlocal pulse
         on_wait()
         now_s = time.monotonic()
-        pulse = pulse.seen(read_beat(files.beat), now_s)
+        pulse = pulse.with_beat(read_beat(files.beat), now_s)
         if why := pulse.overdue(now_s, recovery):
             raise TimeoutError(why)
 

@@ -19,7 +19,7 @@ from chunkvisor.events import event as events
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
-from chunkvisor.messages import advice_on_row
+from chunkvisor.messages import advice_on_bad_rows
 from chunkvisor.outputs.state import read
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import text_of_row
@@ -228,7 +228,7 @@ def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Ma
         yield tag("h3", last.outcome, " ", tag("small", f"{counted(count, 'attempt')}, ", explain))
         # Most remedies of rules say what the run does next, which is wrong if it has halted.
         told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
-        remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
+        remedy = rule.remedy if rule and told else advice_on_bad_rows(last.outcome, last.rule)
         yield tag(
             "p",
             *([rule.cause, " "] if rule else []),

@@ -77,10 +77,10 @@ class Opening:
             devices = self._resources.devices
             workers = len(devices) * self._config.workers.per_device
             size, why = propose(*self._pace, workers, devices[0].kind)
-            self._note(f"{name}: chunks of {size:,} texts, {why}")
+            self._tell(f"{name}: chunks of {size:,} texts, {why}")
         return size
 
-    def open(self) -> list[OutputRun]:
+    def open_all(self) -> list[OutputRun]:
         """Open all outputs; return those that are not complete, in the order of the config.
 
         Raises Halt if a source is wrong, or the config is another than that which the workdir was
@@ -116,7 +116,7 @@ class Opening:
         name = layout.name
         places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
         texts = counted(fixed.distinct, "text")
-        self._note(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
+        self._tell(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
         ledger = Ledger(layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
         opened = OutputOpened(
             name,
@@ -233,7 +233,7 @@ class Opening:
             without_blanks=_without_blanks(config.outputs[name]),
         )
 
-    def _note(self, note: str) -> None:
+    def _tell(self, note: str) -> None:
         self._run.emit(Note(note))
 
 

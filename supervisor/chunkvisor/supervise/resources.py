@@ -11,7 +11,7 @@ from typing import Any
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.core.run import Run, WaitTeller, stopped
+from chunkvisor.core.run import Run, WaitReporter, stopped
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
@@ -133,11 +133,11 @@ class RunResources:
             else:
                 found = self._fetch(repository_of(model), f"the model {model.name}")
             check_model_files(self._config, found.path)
-            take_outside(found, model, self._fetch, layout.hub, self._read)
+            take_outside(found, model, self._fetch, layout.hub, self._read_folder)
             if is_new:  # it loads while its digest is taken, which takes seconds for each gigabyte
                 self.load_ahead(found)
             if model.is_folder:
-                read = self._read(Path(model.name))
+                read = self._read_folder(Path(model.name))
                 found.revision = read.revision
                 found.stamps = read.stamps
             if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
@@ -148,7 +148,7 @@ class RunResources:
             self.load_ahead(found)
         return found
 
-    def _read(self, folder: Path) -> ModelSource:
+    def _read_folder(self, folder: Path) -> ModelSource:
         """Take the digest of a model's folder. Raises Halt (78)."""
         self._run.emit(Doing("reading the files of the model"))
         try:
@@ -164,10 +164,10 @@ class RunResources:
         self._run.emit(Resolving(wanted.name))
         layout = self._run.layout
         timeout_s = self._config.recovery.wait_timeout
-        teller = WaitTeller(self._run.emit, timeout_s)
+        waits = WaitReporter(self._run.emit, timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
-            teller.tell(seconds, waited_s, why, Outcome.HUB)
+            waits.report(seconds, waited_s, why, Outcome.HUB)
             deadline_s = time.monotonic() + seconds
             while time.monotonic() < deadline_s:
                 self._run.signals.sleep(min(deadline_s - time.monotonic(), _PAUSE_S), [])

@@ -55,7 +55,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             stack.callback(observers.close)
 
             def report(event: Event, /) -> None:
-                troubles.heed(event)
+                troubles.observe(event)
                 journal.write(event)
                 observers.event(event, journal.state)
 
@@ -76,21 +76,21 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 work(request, this, resources, source)
             emit(RunEnded(int(ExitCode.COMPLETE)))
         except Exception as error:
-            halt = _in_words(error, layout, troubles, emit)
+            halt = _report_end(error, layout, troubles, emit)
             if halt is None or halt is error:
                 raise
             raise halt from (None if isinstance(error, Halt) else error)
     return ExitCode.COMPLETE
 
 
-def _in_words(
+def _report_end(
     error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None
 ) -> Halt | None:
     """Report what ends the run, once it can report; return the Halt, or None for a bug."""
     # A workdir that is gone makes other errors, of a child that found no folder, say.
     gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
-        halt: Halt | None = gone or troubles.added_to(error)
+        halt: Halt | None = gone or troubles.add_reasons_to(error)
     elif isinstance(error, OSError):
         halt = gone or refusal(error, layout.workdir)
     else:

@@ -15,7 +15,7 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.trial import Expected, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Note, Warned, WorkPlanned
-from chunkvisor.messages import gave_up, with_bad_rows
+from chunkvisor.messages import chunks_given_up, finished_with_bad_rows
 from chunkvisor.outputs.combine import combine
 from chunkvisor.outputs.state import read, standing_of
 from chunkvisor.store.layout import OutputLayout
@@ -40,7 +40,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
             run.emit(Warned("; ".join(unfit)))
     # Before the source is read, which takes a while: the file may be wrong.
     expected = read_expected(model.expect) if model.expect is not None else None
-    outputs = Opening(request, run, resources, source).open()
+    outputs = Opening(request, run, resources, source).open_all()
     if outputs:
         for what, mend in check_model_files(config, source.path):
             run.emit(Warned(f"{what}; {mend}"))
@@ -68,7 +68,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
     if run.signals.first is not None or (run.signals.draining and not joined):
         raise stopped(run.signals)
     if given_up:
-        raise gave_up(given_up)
+        raise chunks_given_up(given_up)
     _complete(config, run, resources)
 
 
@@ -94,7 +94,7 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
             run.emit(Note(words))
     quarantined = {name: each for name, each in finished.items() if each["quarantined"]}
     if quarantined:
-        raise with_bad_rows(run.layout, quarantined)
+        raise finished_with_bad_rows(run.layout, quarantined)
 
 
 def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, Any]:
