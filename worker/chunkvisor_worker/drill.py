@@ -49,8 +49,8 @@ def _oom(_files: AttemptFiles) -> Any:
     return simulated(
         "torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB "
-        "of which 1.31 GiB is "
-        "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use.",
+        "of which 1.31 GiB is free. Including non-PyTorch memory, this process has 77.93 GiB "
+        "memory in use.",
     )
 
 

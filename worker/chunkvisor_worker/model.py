@@ -202,7 +202,7 @@ def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], he
             made = f"the tokenizer that {library()} makes of the model's folder"
             heard.hear(
                 f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is "
-                f"used"
+                "used"
             )
             # a class of the model's own may have none
             holder = getattr(module, "processor", module)
@@ -304,8 +304,7 @@ def _fit_length(model: Any, asked: int | None) -> None:
     if isinstance(limit, int) and 0 < limit < asked:  # XLNet says -1
         raise ValueError(
             f"model.max_length is {asked}, but the model has positions for {limit} tokens only; "
-            f"set it to {limit} or "
-            "less, or to null for the model's own"
+            f"set it to {limit} or less, or to null for the model's own"
         )
     try:
         model.max_seq_length = asked
@@ -345,9 +344,8 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
             raise
         raise WrongModelError(
             f"the code that comes with the model does not run under {library()}: {error}. "
-            f"{_older(spec)} "
-            "Or set model.trust_remote_code to false, to take the class of transformers, if it has "
-            "one of this type. " + _lines_without_code(spec)
+            f"{_older(spec)} Or set model.trust_remote_code to false, to take the class of "
+            "transformers, if it has one of this type. " + _lines_without_code(spec)
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=only_warn)
@@ -380,11 +378,9 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
             else ""
         )
         raise WrongModelError(
-            f"weights of the model are in none of its files, and were drawn at random: "
-            f"{_some(sorted(made_up))}. "
-            "Download the model again; or choose a checkpoint that was saved from the class that "
-            "its config.json "
-            f"names.{others}"
+            "weights of the model are in none of its files, and were drawn at random: "
+            f"{_some(sorted(made_up))}. Download the model again; or choose a checkpoint that was "
+            f"saved from the class that its config.json names.{others}"
         )
     unused = {
         name
@@ -394,14 +390,14 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
     }
     if unused:
         raise WrongModelError(
-            f"weights of the model's own layers are in its files and are not used: "
-            f"{_some(sorted(unused))}. Its "
-            f"config.json describes other layers, or {library()} has none of this kind. Take the "
-            f"config.json that was saved with these weights. {_older(spec)}"
+            "weights of the model's own layers are in its files and are not used: "
+            f"{_some(sorted(unused))}. Its config.json describes other layers, or {library()} has "
+            "none of this kind. Take the config.json that was saved with these weights. "
+            f"{_older(spec)}"
         )
     if heard.left_over:
         heard.hear(
-            f"weights that the files have and the model does not use: "
+            "weights that the files have and the model does not use: "
             f"{_some(sorted(heard.left_over))}"
         )
 
@@ -494,17 +490,15 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
         key = "is_causal: false" if said is False else "use_bidirectional_attention: true"
         raise WrongModelError(
             f"{key} is said (in config.json or config_kwargs), but in the model as {library()} "
-            f"loads it a token sees "
-            f"only those before it: the vectors would be those of another model. {_older(spec)}"
+            "loads it a token sees only those before it: the vectors would be those of another "
+            f"model. {_older(spec)}"
         )
     line = _lines_without_code(spec)
     if causal and said is None and not spec.trust_remote_code and "is_causal" in line:
         raise WrongModelError(
             "the model's own code is left out (model.trust_remote_code), and in the class of "
-            "transformers a token sees "
-            f"only those before it: config.json does not say whether it does in that code. {line}; "
-            f"or is_causal: true, "
-            "if that code looks back only."
+            "transformers a token sees only those before it: config.json does not say whether it "
+            f"does in that code. {line}; or is_causal: true, if that code looks back only."
         )
     return causal
 

@@ -116,7 +116,7 @@ class PluginEncoder:
         if returned.dtype not in (np.float32, np.float16, np.float64):
             raise PluginError(
                 f"encode() returned an array of {returned.dtype}, not of float32, float16 or "
-                f"float64"
+                "float64"
             )
         if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
@@ -127,7 +127,7 @@ class PluginEncoder:
             if width > vectors.shape[1]:
                 raise BadOutputError(
                     f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} "
-                    f"dimensions"
+                    "dimensions"
                 )
             vectors = vectors[:, :width]
         if self.wanted.normalize:

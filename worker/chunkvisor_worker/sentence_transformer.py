@@ -320,10 +320,8 @@ class SentenceTransformerEncoder:
             mend = "" if depends() else f"Set `{line}`"
         raise WrongModelError(
             f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has "
-            f"another one next to a "
-            f"longer text than alone. The tokenizer pads on the {side or 'right'}, and the model's "
-            f"attention or its "
-            "positions count the padding. "
+            "another one next to a longer text than alone. The tokenizer pads on the "
+            f"{side or 'right'}, and the model's attention or its positions count the padding. "
             + (mend or "Set `encode.batch_size: 1`, under which there is no padding")
             + "."
         )
@@ -389,7 +387,7 @@ class SentenceTransformerEncoder:
         if asked is not None and full is not None and asked > full:
             raise ValueError(
                 f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions "
-                f"only"
+                "only"
             )
         self._model.truncate_dim = self._truncate_dim if asked is None else asked
         self._prompt = chosen_prompt(

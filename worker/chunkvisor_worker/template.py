@@ -161,7 +161,7 @@ def find_taint() -> str:
                 threads.append(name)
     if threads:
         return (
-            f"loading the model, or importing the plug-in, has started threads "
+            "loading the model, or importing the plug-in, has started threads "
             f"({', '.join(threads[:5])})"
         )
     return ""

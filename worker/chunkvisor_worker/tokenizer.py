@@ -145,7 +145,7 @@ def check_tokenizer(
     if table_rows and max([known - 1, *tokenizer.added_tokens_decoder]) >= table_rows:
         wrong = (
             f"has more tokens than the model's embedding table rows ({table_rows}): it belongs to "
-            f"another model"
+            "another model"
         )
     elif known < 5000:  # a vocabulary takes long to copy
         words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
@@ -160,15 +160,14 @@ def check_tokenizer(
     if wrong:
         raise WrongModelError(
             f"the tokenizer ({name}, {known} tokens) {wrong}. Download the model again, with all "
-            f"its tokenizer files."
+            "its tokenizer files."
         )
     texts = _SAMPLES[:6]
     found = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
     if all(2 * ids.count(tokenizer.unk_token_id) >= len(ids) - 2 for ids in found):
         yield (
             f"the tokenizer ({name}, {known} tokens) knows the words of no language, such as "
-            f"{texts[0]!r}: right for "
-            "proteins, DNA or molecules, and not for texts"
+            f"{texts[0]!r}: right for proteins, DNA or molecules, and not for texts"
         )
     saved = read_json(folder / "tokenizer_config.json")
     asked = saved | asked_of(transformer_settings(folder), kwargs)
@@ -187,9 +186,8 @@ def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
     if pad is None or (table_rows and number >= table_rows):
         raise WrongModelError(
             f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the "
-            f"one that the model's "
-            "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: "
-            "TOKEN}}."
+            "one that the model's author used, often the end token: model.kwargs: "
+            "{processor_kwargs: {pad_token: TOKEN}}."
         )
 
 

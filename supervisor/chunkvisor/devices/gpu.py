@@ -171,7 +171,7 @@ def find_devices(
         files = sum((_DEV / f"nvidia{number}").exists() for number in range(64))
         visible = [Device("cuda", str(number)) for number in range(files)]
         smi = (
-            f"; nvidia-smi "
+            "; nvidia-smi "
             f"{'is not there' if answer.returncode is None else f'says: {answer.line}'}"
         )
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
@@ -185,10 +185,8 @@ def find_devices(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
             f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, "
-            f"install or load "
-            "one; start a container with GPU access. Or use the CPU: set device to cpu. "
-            "`chunkvisor doctor CONFIG` "
-            "shows what else is wrong.",
+            "install or load one; start a container with GPU access. Or use the CPU: set device to "
+            "cpu. `chunkvisor doctor CONFIG` shows what else is wrong.",
             why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
         )
     return tuple(visible) if "cuda" in wanted else tuple(visible[index] for index in indices)
@@ -282,7 +280,7 @@ def unfit_dtype(
     if dtype == Dtype.BFLOAT16 and card.capability < _AMPERE:
         lacking = (
             f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) "
-            f"does not have"
+            "does not have"
         )
         emulated = (
             "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
@@ -291,7 +289,7 @@ def unfit_dtype(
     if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
         return (
             f"the model computes in float16, in which models of the kind {model_type} overflow to "
-            f"NaN",
+            "NaN",
             mend,
         )
     return None

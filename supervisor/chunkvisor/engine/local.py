@@ -372,8 +372,7 @@ class LocalEngine:
                 ExitCode((rule and rule.exit_code) or usual),
                 "no worker can be started warm",
                 f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: "
-                f"auto`, or fresh; "
-                "then run the same command again.",
+                "auto`, or fresh; then run the same command again.",
                 why=f"of the template process: {self.failure}",
                 log=self._files.log,
             )

@@ -236,7 +236,7 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     if code and model.trust_remote_code is False:
         what = (
             f"the Python code of {model.name} ({code}) is left out, because "
-            f"model.trust_remote_code is false"
+            "model.trust_remote_code is false"
         )
         warnings.append((what, "compare some vectors with the author's, by model.expect"))
     encodes = {name: config.effective_encode(name) for name in config.outputs}
@@ -294,7 +294,7 @@ def _check_prompts(
     if names and without and not default:
         what = (
             f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put "
-            f"before the texts"
+            "before the texts"
         )
         mend = (
             'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that '
@@ -336,11 +336,10 @@ def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
     if code and model.trust_remote_code is None:
         raise config_error(
             f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say "
-            f"whether to run it",
+            "whether to run it",
             _either_way(model, (folder / places[0]).parent),
             why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code "
-            f"transformers takes its own "
-            "class, and the vectors may be others than the author's",
+            "transformers takes its own class, and the vectors may be others than the author's",
         )
     return code
 
@@ -358,9 +357,8 @@ def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
         more += " (is_causal: true, if in that code a token sees only those before it)"
     return (
         "Read that code. Then set `model.trust_remote_code: true` to run it with the versions that "
-        "it was written for "
-        f"({install}); or `model.trust_remote_code: false`{more} to take the class of transformers "
-        f"on purpose."
+        f"it was written for ({install}); or `model.trust_remote_code: false`{more} to take the "
+        "class of transformers on purpose."
     )
 
 
@@ -402,7 +400,7 @@ def _refuse_wrong_kind(
     if modules is None and model.pooling is None:
         raise config_error(
             f"{model.name} does not say how the vectors of its tokens become one: it has no "
-            f"modules.json",
+            "modules.json",
             "Set model.pooling to mean, cls, lasttoken or max, as the model's author says.",
             why="sentence-transformers would make up a pooling, which may not be that of the "
             "model's training",
@@ -410,7 +408,7 @@ def _refuse_wrong_kind(
     if modules is not None and model.pooling is not None:
         raise config_error(
             f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says "
-            f"how it pools",
+            "how it pools",
             "Leave model.pooling out.",
         )
 
@@ -420,11 +418,10 @@ def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
     if isinstance(name, str) and not name.startswith("torch."):
         raise config_error(
             f"{model.name} has a Dense layer with the activation {name}, which is not part of "
-            f"torch",
+            "torch",
             "If you trust it, set model.trust_remote_code to true; or choose another model.",
             why=f"{path}/config.json names it; without model.trust_remote_code "
-            f"sentence-transformers puts Tanh in its "
-            "place",
+            "sentence-transformers puts Tanh in its place",
         )
 
 
@@ -450,8 +447,7 @@ def _refuse_undecided_route(
             continue
         raise config_error(
             f"output {output}: {model.name} encodes by different routes "
-            f"({listed(list(routes), 6)}), and "
-            f"encode.task is {task or 'not set'}",
+            f"({listed(list(routes), 6)}), and encode.task is {task or 'not set'}",
             f"Set {ways}; under outputs.{output} for this output alone.",
             why=f"{place} has the routes",
         )

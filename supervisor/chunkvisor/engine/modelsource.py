@@ -35,13 +35,11 @@ from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 
 NAME_REMEDY = (
     "Write model.name as the path of a model's folder, from the root or from the folder of the "
-    "config (with `encode`, "
-    "from the current one), or as its hub id, owner/name."
+    "config (with `encode`, from the current one), or as its hub id, owner/name."
 )
 _OFFLINE = (
     "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: "
-    "copy the model to "
-    "this machine, and write its folder as model.name."
+    "copy the model to this machine, and write its folder as model.name."
 )
 # What huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
@@ -94,11 +92,9 @@ class ModelSource:
             raise config_error(
                 f"the model folder {self.path} was changed during the run",
                 "Put the folder back as it was, and run the same command again: what was committed "
-                "before the "
-                "change stays. Or choose another workdir for the changed model.",
+                "before the change stays. Or choose another workdir for the changed model.",
                 why=f"{changed[0]} is not what it was when the run began; vectors of two models "
-                f"would be mixed in one "
-                "file",
+                "would be mixed in one file",
             )
 
     def settled_since(self, time_ns: int) -> bool:
@@ -143,7 +139,7 @@ def _require_model(folder: Path) -> None:
     if not any(os.access(folder / name, os.R_OK) for name in ("config.json", "modules.json")):
         raise config_error(
             f"{folder} holds no model: it has neither config.json nor modules.json that you may "
-            f"read",
+            "read",
             NAME_REMEDY,
         )
 

@@ -82,16 +82,14 @@ class Expected:
             )
             why += (
                 f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of "
-                f"its length"
+                "its length"
             )
             why += f" ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
         return config_error(
             f"the model {model.name} does not give the vectors that model.expect says",
             "Load it as its author does: compare model.trust_remote_code, model.kwargs, "
-            "model.pooling, "
-            "encode.prompt and encode.normalize with its page, and the versions of transformers "
-            "and "
-            "sentence-transformers. Or correct the file.",
+            "model.pooling, encode.prompt and encode.normalize with its page, and the versions of "
+            "transformers and sentence-transformers. Or correct the file.",
             why=why,
         )
 

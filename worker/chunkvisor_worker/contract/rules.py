@@ -216,9 +216,8 @@ _OF_GPUS = (
         "The CUDA context is broken by an error that CUDA calls fatal: a kernel of a wrong build, "
         "or the hardware.",
         "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this "
-        "GPU and each other. If "
-        "the kernel's log has Xid messages, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the "
-        "GPU.",
+        "GPU and each other. If the kernel's log has Xid messages, see `nvidia-smi -q -d "
+        "ECC,ROW_REMAPPER`, and reset the GPU.",
         r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program "
         r"counter"
         r"|operation not supported on global/shared address space|hardware stack error"
@@ -250,20 +249,18 @@ _OF_GPUS = (
         "The allocator option expandable_segments needs NVML, and NVML is broken here. It is not "
         "an out-of-memory.",
         "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave "
-        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
-        "at 0, as chunkvisor sets it, and update torch; a reboot repairs NVML.",
+        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC at 0, as chunkvisor sets it, and update torch; a "
+        "reboot repairs NVML.",
         runtime_error(rf'{_NVML}PeerToPeerAccess\.cpp"'),
     ),
     gpu_busy(
         # Before the first batch, so that a smaller one cannot help.
         NO_ROOM,
         "The GPU had no room for the weights or the libraries before the first batch: other "
-        "processes hold its "
-        "memory, or the model is larger than the GPU.",
+        "processes hold its memory, or the model is larger than the GPU.",
         "See `nvidia-smi` for the processes on the GPU and end them, or lower workers.per_device; "
-        "if there are none, "
-        "use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says which model.dtype "
-        "suits the card.",
+        "if there are none, use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says "
+        "which model.dtype suits the card.",
         *(*_OOM, _NVML_ALLOCATOR),
         phases=BEFORE_WORK,
     ),
@@ -275,8 +272,7 @@ _OF_GPUS = (
         "Reboot or reload the driver when you can, since `nvidia-smi` is probably broken too.",
         _NVML_ALLOCATOR,
         if_ended="If `nvidia-smi` fails, reload the NVIDIA driver or reboot. If it works, see who "
-        "holds the GPU's "
-        "memory; else use a GPU with more of it, or a smaller model.max_length.",
+        "holds the GPU's memory; else use a GPU with more of it, or a smaller model.max_length.",
     ),
     gpu_oom(
         "gpu-out-of-memory",
@@ -366,8 +362,7 @@ _OF_GPUS = (
         "The driver could not be started, or the system, the container or this kind of GPU does "
         "not allow a CUDA call.",
         "See whether `nvidia-smi` works. Unset PYTORCH_CUDA_ALLOC_CONF, start the container again "
-        "with all devices of "
-        "the GPU (`docker run --gpus all`), or reboot.",
+        "with all devices of the GPU (`docker run --gpus all`), or reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
             r"|CUDA (?:driver )?error: (?:initialization error|operation not "
@@ -544,8 +539,8 @@ RULES: tuple[Rule, ...] = (
         "setting-impossible",
         "The model or the plug-in cannot do what the config asks for.",
         "Correct the key of the config that the message names. For attention, set "
-        "model.kwargs.attn_implementation to "
-        "sdpa or eager, or install the package that the message names.",
+        "model.kwargs.attn_implementation to sdpa or eager, or install the package that the "
+        "message names.",
         of_class("chunkvisor_worker.plugin.PluginError"),
         error(
             r"^(?:model|encode)\.\w+ is |^Prompt name .{1,300} not found in the",
@@ -635,9 +630,8 @@ RULES: tuple[Rule, ...] = (
         smaller_batch_helps=True,
         row_can_cause=True,
         if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory' (it may "
-        "need root). Look at the "
-        "limits of the container or the batch system as well. If the same texts end it each time, "
-        "it is the encoder.",
+        "need root). Look at the limits of the container or the batch system as well. If the same "
+        "texts end it each time, it is the encoder.",
     ),
     misconfigured(
         "worker-not-started",
@@ -658,8 +652,7 @@ RULES: tuple[Rule, ...] = (
         "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has "
         "the Python stack.",
         "Update torch and the packages on the stack, or install builds for this CPU. After a bus "
-        "error, look for a "
-        "full disk or /dev/shm and for weights that were cut short.",
+        "error, look for a full disk or /dev/shm and for weights that were cut short.",
         log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception|Illegal "
         r"instruction)",
         returncodes=(-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL),
@@ -681,8 +674,7 @@ RULES: tuple[Rule, ...] = (
         "What the model or the plug-in needs is missing, broken, of another version, or has an "
         "error in its own code.",
         "Install the package that the message names into the workers' environment, or correct your "
-        "own code. Take "
-        "other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
+        "own code. Take other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
         error(
             r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",

@@ -272,8 +272,8 @@ class RayEngine:
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} can work",
                 "Start the cluster (`ray start --head`) or its nodes, all with the same versions "
-                "of Python and "
-                f"Ray, or correct engine.address. Then run the same command again{KEPT}.",
+                "of Python and Ray, or correct engine.address. Then run the same command "
+                f"again{KEPT}.",
                 why=self._why,
                 log=self._log,
             )
