@@ -1,6 +1,4 @@
-"""The devices of a machine.
-
-GPUs as nvidia-smi sees them, their fitness for work, memory, processes.
+"""The devices that workers compute on: which there are, and how nvidia-smi says they are.
 
 May import store and down.
 """

@@ -1,7 +1,7 @@
-"""The GPUs of this machine, as nvidia-smi and torch report them, and the dtypes that suit them.
+"""Finds the GPUs of this machine, and says which dtypes suit them.
 
-Both are asked in child processes with a time limit, because a hung driver would hang the parent
-with it. A hung nvidia-smi is itself a symptom, and is left behind.
+nvidia-smi and torch run in child processes with a time limit, because a driver that hangs would
+hang the parent as well. An nvidia-smi that cannot be killed is left behind.
 """
 
 import contextlib
@@ -40,22 +40,20 @@ class Device:
 
     kind: str  # "cpu" or "cuda"
     uuid: str = ""
-    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi lists no
-    GPU."""
+    """The worker's CUDA_VISIBLE_DEVICES: UUID of the GPU, or its index if nvidia-smi lists none."""
     name: str = ""
     memory_bytes: int = 0
-    capability: tuple[int, ...] | None = None
-    """Compute capability, (major, minor); None = not known."""
+    capability: tuple[int, ...] | None = None  # compute capability, (major, minor); None = unknown
 
     @property
     def model(self) -> str:
-        """Name the devices for which the same lessons hold: name, and size of memory in GiB."""
+        """Name its kind, such as `NVIDIA H100 79 GiB`: what is learned on one holds for all."""
         size = f" {self.memory_bytes >> 30} GiB" if self.memory_bytes else ""
         return f"{self.name or self.kind}{size}"
 
     @property
     def watched(self) -> bool:
-        """Whether nvidia-smi can be asked about it: a GPU that is known by its UUID."""
+        """Say whether nvidia-smi can report on it: only on a GPU that has a UUID."""
         return self.uuid.startswith("GPU-")
 
     def __str__(self) -> str:
@@ -71,18 +69,16 @@ CPU = Device("cpu")
 
 
 class SmiAnswer(NamedTuple):
-    """What nvidia-smi printed."""
+    """How nvidia-smi ended, and what it printed."""
 
     returncode: int | None = None  # None = it does not exist, or gave no answer in time
     text: str = ""
 
     @property
     def line(self) -> str:
-        """Its first line."""
-        return next(
-            (line.strip() for line in self.text.splitlines() if line.strip()),
-            f"exit code {self.returncode}",
-        )
+        """Return its first line, or the exit code if it printed nothing."""
+        printed = self.text.strip() or f"exit code {self.returncode}"
+        return printed.splitlines()[0].strip()
 
 
 def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
@@ -99,7 +95,7 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
-    """Yield the values of each line of CSV; warnings may stand between those lines."""
+    """Yield the values of each line of CSV; lines that are warnings come as well."""
     for line in text.splitlines():
         yield [value.strip() for value in line.split(",")]
 
@@ -113,7 +109,7 @@ def bytes_of(mebibytes: str) -> int | None:
 
 
 class ProbeReading(NamedTuple):
-    """How `chunkvisor_worker.probe` ended."""
+    """How `chunkvisor_worker.probe` ended, which tries out torch."""
 
     report: ProbeReport | None = None
     returncode: int | None = None  # None = it gave no answer within its time limit
@@ -123,7 +119,7 @@ class ProbeReading(NamedTuple):
 def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
     """Report what torch can compute on in that environment.
 
-    That takes the seconds of torch's import. Raises OSError.
+    The import of torch takes seconds. Raises OSError.
     """
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
         out = Path(name) / "probe.json"
@@ -145,11 +141,8 @@ def find_devices(
 ) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`.
 
-    Each of them once.
-
-    If nvidia-smi lists no GPU, they are taken as CUDA_VISIBLE_DEVICES names them, or by their
-    device files: the first worker finds out whether CUDA works. Raises Halt (69) if there is no
-    such GPU.
+    If nvidia-smi lists no GPU, they are those that CUDA_VISIBLE_DEVICES names, or that have device
+    files: the first worker finds out whether CUDA works. Raises Halt (69) if there is no such GPU.
     """
     if "cpu" in wanted:
         return (CPU,)
@@ -160,20 +153,15 @@ def find_devices(
     if listed:
         visible = select_visible(listed, shown)
     elif shown is not None:
-        visible = [
-            Device("cuda", part.strip())
-            for part in shown.split(",")
-            if part.strip() not in ("", "-1")
-        ]
+        names = map(str.strip, shown.split(","))
+        visible = [Device("cuda", name) for name in names if name not in ("", "-1")]
     else:
         # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts
         # from 0. Each is asked for: the null GPU of the tests has files in no listing of /dev.
         files = sum((_DEV / f"nvidia{number}").exists() for number in range(64))
         visible = [Device("cuda", str(number)) for number in range(files)]
-        smi = (
-            "; nvidia-smi "
-            f"{'is not there' if answer.returncode is None else f'says: {answer.line}'}"
-        )
+        said = "is not there" if answer.returncode is None else f"says: {answer.line}"
+        smi = f"; nvidia-smi {said}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     if max(indices, default=0) >= len(visible):
         asked = (
@@ -206,16 +194,16 @@ def parse_devices(text: str) -> list[Device]:
 
 
 def select_visible(devices: Sequence[Device], visible: str | None) -> list[Device]:
-    """Choose the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
+    """Choose the devices that CUDA_VISIBLE_DEVICES leaves, in its order, as CUDA reads it.
 
-    As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names
-    no device hides all after it, and one that is named twice hides all (CUDA C++ Programming Guide,
-    environment variables).
+    An entry is an index, or a prefix of a UUID that fits one device. The first entry that names no
+    device hides all after it, and a device that is named twice hides all (CUDA C++ Programming
+    Guide, environment variables).
     """
     if visible is None:
         return list(devices)
     chosen: list[Device] = []
-    for entry in (part.strip() for part in visible.split(",")):
+    for entry in map(str.strip, visible.split(",")):
         fits = [
             each for each in devices if entry.startswith("GPU-") and each.uuid.startswith(entry)
         ]
@@ -229,12 +217,12 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
-# --- dtypes: every warning and every remedy about them asks here
+# --- dtypes: every warning and every remedy about them comes from here
 #
 # Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulates it, and sdpa
 # computes attention by the math kernel, which holds the scores of all pairs of tokens: 7 GiB for
-# one text of 8,192 tokens and 12 heads. float16 is as small, but its range is smaller too, and
-# models that were trained in bfloat16 leave it: their vectors become NaN (infinity#328,
+# one text of 8,192 tokens and 12 heads. float16 is as small, but has a smaller range, which models
+# that were trained in bfloat16 exceed: their vectors become NaN (infinity#328,
 # Qwen3-Embedding#164, unsloth#4014).
 
 _AMPERE = (8, 0)
@@ -251,10 +239,7 @@ def weakest(devices: Sequence[Device]) -> Device | None:
 
 
 def advised_dtype(model_type: str | None, card: Device) -> Dtype:
-    """Advise the smallest dtype that gives right vectors.
-
-    `model_type` is None if it is not known.
-    """
+    """Return the smallest dtype that gives right vectors; `model_type` None is an unknown one."""
     if (card.capability or ()) >= _AMPERE:
         return Dtype.BFLOAT16
     return Dtype.FLOAT32 if model_type is None or _overflows(model_type) else Dtype.FLOAT16
@@ -267,38 +252,33 @@ def _overflows(model_type: str) -> bool:
 def unfit_dtype(
     dtype: str | None, model_type: str | None, card: Device | None
 ) -> tuple[str, str] | None:
-    """Say why a model should not compute in this dtype, and what to do.
+    """Return why a model should not compute in this dtype, and what to do.
 
-    None if it may, or it is not known.
+    None if it may, or if dtype or card are unknown.
     """
     if card is None or card.capability is None:
         return None
     better = advised_dtype(model_type, card)
-    mend = f"set model.dtype to {better}" + "; in float16 its vectors may become NaN" * (
-        better == Dtype.FLOAT32
-    )
+    mend = f"set model.dtype to {better}"
+    if better == Dtype.FLOAT32:
+        mend += "; in float16 its vectors may become NaN"
+    why = ""
     if dtype == Dtype.BFLOAT16 and card.capability < _AMPERE:
-        lacking = (
-            f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) "
-            "does not have"
+        version = ".".join(map(str, card.capability))
+        why = (
+            f"bfloat16, which {card.name or 'the GPU'} (compute capability {version}) does not "
+            "have: attention is emulated, slowly, and needs memory for all pairs of tokens of a "
+            "text"
         )
-        emulated = (
-            "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
-        )
-        return f"the model computes in bfloat16, which {lacking}: {emulated}", mend
-    if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
-        return (
-            f"the model computes in float16, in which models of the kind {model_type} overflow to "
-            "NaN",
-            mend,
-        )
-    return None
+    elif dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
+        why = f"float16, in which models of the kind {model_type} overflow to NaN"
+    return (f"the model computes in {why}", mend) if why else None
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16 (`bf16` is ARM's flag).
+    """Say whether the processor multiplies in bfloat16; others emulate it, slowly.
 
-    Others emulate that type, slowly.
+    `bf16` is ARM's flag, the others are Intel's and AMD's.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text().split()

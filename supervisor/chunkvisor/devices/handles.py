@@ -1,8 +1,6 @@
-"""The devices of a run, and what nvidia-smi shows of them.
+"""The devices of a run: whether a worker may have one, and who holds its memory.
 
-Whether a worker may have one, and who holds its memory.
-
-What follows from it the scheduler decides.
+Both are read from nvidia-smi; what follows from it, the scheduler decides.
 """
 
 import re
@@ -35,18 +33,15 @@ from chunkvisor.events.event import (
 )
 from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.frozen import frozen
-from chunkvisor_worker.contract.taxonomy import OomFigures
+from chunkvisor_worker.contract.taxonomy import NOBODYS_BYTES, OomFigures
 
 # A killed context is gone when the memory in use is back to what it was before, give or take this
 # much (the NVIDIA Resiliency Extension waits for the same amount). A context with its libraries
 # takes about as much.
 SLACK_BYTES = 512 << 20
-# More or less than this comes and goes by itself: the driver's own, windows of a desktop.
-_NOBODYS_BYTES = 768 << 20
-
 # Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action).
-# Others are `None`, `Drain P2P` (traffic between GPUs), and what a driver says that does not know,
-# such as `[Unknown Error]`.
+# Others are `None`, `Drain P2P` (traffic between GPUs), and `[Unknown Error]` and the like of a
+# driver that cannot tell.
 _BAD_ACTION = re.compile(r"(gpu )?(drain and )?reset( required)?|(node )?reboot( required)?")
 
 
@@ -61,17 +56,14 @@ class Health(Enum):
 
 @frozen
 class HealthReport:
-    """A judgment, in a word and in a sentence."""
+    """What `judge_gpu` found, and a sentence that says why."""
 
     health: Health
     why: str = ""
 
 
 class MemoryHolder(NamedTuple):
-    """A process that holds memory of the GPU.
-
-    In a container, nvidia-smi may name pids of the host or none.
-    """
+    """A process that holds memory of the GPU; in a container its pid may be the host's."""
 
     pid: int
     name: str
@@ -80,7 +72,7 @@ class MemoryHolder(NamedTuple):
 
 @frozen
 class Reading:
-    """What nvidia-smi reported of one GPU; None = nothing."""
+    """What nvidia-smi reported of one GPU; None = it did not say."""
 
     returncode: int | None  # None = no answer in time, or no nvidia-smi
     used_bytes: int | None = None
@@ -89,11 +81,10 @@ class Reading:
 
 
 def read_gpu(uuid: str) -> Reading:
-    """Have nvidia-smi read the GPU."""
+    """Ask nvidia-smi about the GPU, which may take its whole time limit."""
     gpu = ask_smi(("--query-gpu=memory.used,gpu_recovery_action", SMI_FORMAT, "-i", uuid))
-    if (
-        gpu.returncode == SMI_BAD_ARGUMENT
-    ):  # a driver before 570 refuses the whole question for one field
+    # A driver before 570 refuses the whole question for one field that it does not know.
+    if gpu.returncode == SMI_BAD_ARGUMENT:
         gpu = ask_smi(("--query-gpu=memory.used", SMI_FORMAT, "-i", uuid))
     apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", uuid))
     if gpu.returncode != 0:
@@ -115,12 +106,10 @@ def read_gpu(uuid: str) -> Reading:
 def judge_gpu(
     reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0
 ) -> HealthReport:
-    """Judge a GPU of that size (0 = not known) for the next worker.
+    """Say whether the next worker may have a GPU of that size (0 = not known).
 
-    `ours` are the pids of our workers on it.
-
-    What ours hold is not held against it; that others leave too little for a model, the worker
-    finds out.
+    `ours` are the pids of our workers on it, whose memory does not count. Whether what others
+    leave is enough for the model, the worker finds out.
     """
     if reading.returncode == SMI_LOST:
         return HealthReport(
@@ -137,7 +126,7 @@ def judge_gpu(
         )
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
-        # how much of the memory is our own workers' is not known, in a container say
+        # In a container, say, it is not known how much of the memory is our own workers'.
         return HealthReport(Health.GOOD)
     held_bytes = reading.used_bytes - sum(used or 0 for used in own)
     free_bytes = total_bytes - reading.used_bytes
@@ -147,11 +136,10 @@ def judge_gpu(
         f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours
     ]
     who = ", ".join(others[:3]) or "a process that cannot be named"
-    held, free = (
-        f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes))
-    )
     return HealthReport(
-        Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free"
+        Health.BUSY,
+        f"{held_bytes / 2**30:.1f} GiB of the GPU's memory are held by {who}; "
+        f"{max(0, free_bytes) / 2**30:.1f} GiB are free",
     )
 
 
@@ -162,24 +150,24 @@ class Site:
     node: str = ""  # its number in the cluster; empty = the parent's machine, without a cluster
     name: str = ""  # for people
     threads: int = 0  # of a worker there; 0 = as many as here
-    model_path: str | None = None  # where the model's files are on it; None = as here
-    hub: str | None = None  # likewise, see ModelSpec
+    model_path: str | None = None  # folder of the model's files there; None = as here
+    hub: str | None = None  # cache of the hub there (see ModelSpec); None = as here
 
 
 HERE = Site()
 
 Look = Callable[[str], Future[Reading]]
-"""Begins a look at the GPU with this UUID."""
+"""Begins to read the GPU with this UUID."""
 
 
 def look_in_thread(uuid: str) -> Future[Reading]:
-    """Have nvidia-smi read the GPU in a thread of its own: it may take its whole time limit."""
+    """Begin `read_gpu` in a thread, so that the caller need not wait for nvidia-smi."""
     look = Future[Reading]()
 
     def read() -> None:
         try:
             look.set_result(read_gpu(uuid))
-        except Exception as error:  # noqa: BLE001 - who waits for the look raises it: nobody waits for ever
+        except Exception as error:  # noqa: BLE001 - raised where the result is waited for
             look.set_exception(error)
 
     # The end of the process does not wait for this thread.
@@ -188,9 +176,9 @@ def look_in_thread(uuid: str) -> Future[Reading]:
 
 
 class DeviceHandle:
-    """One device, and what is known of it.
+    """One device of the run, and what is known of it.
 
-    Only a GPU of this machine that has a UUID can be looked at.
+    Only a GPU of this machine that has a UUID can be read.
     """
 
     def __init__(
@@ -213,20 +201,20 @@ class DeviceHandle:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
 
     def ask(self) -> None:
-        """Begin a look, unless one is in progress."""
+        """Begin a reading, unless one is in progress or the device cannot be read."""
         if self.seen and self.asked is None:
             self.asked = self._look(self.device.uuid)
 
     def judge(
         self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
     ) -> HealthReport:
-        """Wait for the look, and judge what it shows.
+        """Wait for the reading, and say what it means for the next worker.
 
-        The `first` one is that before our first worker.
-
-        `ours` are the pids of our workers on it.
+        `ours` are the pids of our workers on it. The `first` reading is that before our first
+        worker: what is in use then is not waited for.
         """
-        reading, self.asked = look.result(), None
+        reading = look.result()
+        self.asked = None
         if first:
             self._before_bytes = reading.used_bytes or 0
         # Memory that no process has is the driver's, a dying context's, or another container's.
@@ -237,7 +225,6 @@ class DeviceHandle:
             all(holder.pid in ours for holder in reading.holders) and unnamed_bytes < SLACK_BYTES
         )
         self.alone = only_ours and reading.used_bytes is not None and not first
-        # What is in use before our first worker is not waited for.
         health_report = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
         if health_report.health is not self._told:  # once, not every two seconds
             self._told = health_report.health
@@ -249,12 +236,11 @@ class DeviceHandle:
         return health_report
 
     def company(self, figures: OomFigures | None, siblings: frozenset[int]) -> OtherProcesses:
-        """Say who else held the memory.
+        """Say who else held memory of the device when a worker ran out of it.
 
-        `siblings` are the pids of other workers of this run that were on the device.
-
-        torch's figures go before the last look, which is older than the fault. Others who were
-        there when the run began are part of the device: what they leave is what there is.
+        `siblings` are the pids of this run's other workers there. torch's `figures` count for more
+        than the last reading, which is older than the fault. What others held before the run
+        counts as part of the device.
         """
         if self.device.kind != "cuda":
             return OtherProcesses.UNKNOWN
@@ -265,13 +251,13 @@ class DeviceHandle:
             missing_bytes = figures.wanted_bytes - figures.free_bytes
             return (
                 OtherProcesses.NEW
-                if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes
+                if came_bytes > NOBODYS_BYTES and came_bytes >= missing_bytes
                 else OtherProcesses.UNKNOWN
             )
         return OtherProcesses.NONE if self.alone else OtherProcesses.UNKNOWN
 
     def get_used_to(self, others_bytes: int) -> None:
-        """Note that others stay, and so they are not waited for any more."""
+        """Count this much memory as held by others who stay: it is not waited for any more."""
         self._before_bytes = max(self._before_bytes, others_bytes)
 
 
@@ -286,14 +272,13 @@ class DeviceHandles:
     ) -> None:
         """Begin without devices.
 
-        `seen(station, opinion, gone)` hears that a device may be worked on, was looked at, or is
-        gone.
+        `seen(handle, health, gone)` is called for each device that is added, read, or gone.
         """
         self._seen = seen
         self._emit = emit
         self._look = look
         self._all: list[DeviceHandle] = []
-        # why the last machine of a cluster that was left out was so
+        # why the machine of a cluster that was dropped last cannot do this job
         self.last_halt: Halt | None = None
 
     def __getitem__(self, number: int) -> DeviceHandle:
@@ -301,11 +286,11 @@ class DeviceHandles:
 
     @property
     def alive(self) -> list[DeviceHandle]:
-        """Those that are not left out."""
+        """Return those that are not dropped."""
         return [handle for handle in self._all if not handle.dropped]
 
     def add(self, devices: Sequence[Device], site: Site = HERE) -> None:
-        """Take the devices of one machine, with a look at each."""
+        """Take the devices of one machine, and read each."""
         first = len(self._all)
         added = [
             DeviceHandle(number, each, site, self._look)
@@ -316,7 +301,7 @@ class DeviceHandles:
             self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))
         if any(handle.seen for handle in added):
             self._emit(Doing("asking nvidia-smi how the GPUs are"))
-        # All are asked before the first is waited for: nvidia-smi may take its whole time limit.
+        # All readings begin before the first is waited for: each may take nvidia-smi's time limit.
         for handle in added:
             handle.ask()
         for handle in added:
@@ -330,17 +315,14 @@ class DeviceHandles:
             self._emit(Doing(STARTING))
 
     def poll(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
-        """Report looks that have an answer.
-
-        `pids()` are our workers on each device, by its number.
-        """
+        """Report readings that are done; `pids()` has our workers' pids, by device number."""
         for handle in self.alive:
             if handle.asked is not None and handle.asked.done():
                 ours = pids().get(handle.number, frozenset())
                 self._seen(handle, handle.judge(handle.asked, ours, self._emit), False)
 
     def leave(self, number: int, halt: Halt) -> None:
-        """Do without a device from now on."""
+        """Work without this device from now on."""
         handle = self._all[number]
         handle.dropped = True
         self._emit(DeviceDropped(str(handle), len(self.alive), halt.why or halt.what))
@@ -348,11 +330,10 @@ class DeviceHandles:
             self.last_halt = halt
 
     def lose(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        """Do without a machine of the cluster from now on.
+        """Work without this machine of the cluster from now on.
 
-        It is gone, or `halt` says why it cannot do this job.
-
-        Should it come back, it comes as a new one. `name` is for one that has never worked.
+        It is gone, or `halt` says why it cannot do this job. If it comes back, it is a new one.
+        `name` is for one that has never worked.
         """
         ours = [handle for handle in self.alive if handle.site.node == node]
         for handle in ours:

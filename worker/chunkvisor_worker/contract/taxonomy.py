@@ -1,4 +1,4 @@
-"""Tells what a fault is, by the table of `rules`, and reads figures of GPU memory."""
+"""Finds the rule that a fault falls under, and reads figures of GPU memory from messages."""
 
 import re
 from signal import SIGABRT, Signals
@@ -60,7 +60,7 @@ _LIBRARIES = (
 
 @frozen
 class Diagnosis:
-    """What a fault is."""
+    """The rule that a fault falls under, and the line that shows it."""
 
     rule: Rule
     headline: str
@@ -69,10 +69,7 @@ class Diagnosis:
 
 
 def diagnose(fault: Fault) -> Diagnosis:
-    """The first rule that any exception of the chain falls under.
-
-    Never raises, always finds one.
-    """
+    """Find the first rule that an exception of the chain shows. Always finds one, never raises."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in RULES:
         decisive = rule.outcome in _GRAVE or (
@@ -94,20 +91,21 @@ def diagnose(fault: Fault) -> Diagnosis:
 
 
 def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diagnosis | None:
-    """What ended a worker that left no record, by its last phase, log and `Popen.returncode`.
+    """Find what ended a worker that left no record; None if nothing shows it.
 
-    None if nothing tells.
+    `tail` is the end of its log, `returncode` as `Popen` has it, `phase` that of the last beat.
     """
     if returncode == 0:
         return None
     end = tail[-TAIL_CHARS:]
-    # An abort says less than the reason printed before it. With any other signal the log tells of
-    # another matter: some are sent by others, and the kernel's come at once, without a word.
+    # Before an abort, the log has its reason. Before another signal it has not: a signal is sent
+    # from outside, or by the kernel at once.
     explained = returncode > 0 or returncode == -SIGABRT
     for rule in RULES:
         elsewhere = rule.phases and phase is not None and phase not in rule.phases
         told = (explained or returncode in rule.returncodes) and not elsewhere
-        if told and rule.log and (found := re.search(rule.log, end, re.MULTILINE)):
+        found = re.search(rule.log, end, re.MULTILINE) if told and rule.log else None
+        if found:
             first = end.rfind("\n", 0, found.start()) + 1
             return Diagnosis(rule, _plain(end[first:].partition("\n")[0]))
     for rule in RULES:
@@ -122,18 +120,16 @@ def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diag
 
 
 def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
-    """Whether the exception shows the sign; `head` is its message without advice.
+    """Say whether the exception shows the sign; `head` is its message without advice.
 
-    With `at_start`, its words count only if the driver or a library speaks from the beginning of
-    the message: an encoder may quote a text behind words of its own. Classes that only a library
-    has need no such proof.
+    With `at_start`, the message must begin with the pattern, or with what the driver or a library
+    writes: an encoder may quote a text further on. Exceptions of a library's own classes never
+    quote a text.
     """
     if sign.classes and not set(sign.classes).intersection((cause.name, *cause.bases)):
         return False
-    number = next(
-        (each for each in (cause.error_code, cause.errno, cause.http_status) if each is not None),
-        None,
-    )
+    numbers = (cause.error_code, cause.errno, cause.http_status)
+    number = next((each for each in numbers if each is not None), None)
     if sign.numbers and number is not None:
         return number in sign.numbers
     if sign.pattern is None:
@@ -147,7 +143,7 @@ def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
 
 
 def _place(traceback: str) -> str:
-    """The innermost line in the plug-in's file that the worker called, or nothing."""
+    """Return the innermost line of the plug-in's file, such as `enc.py, line 3: `, or nothing."""
     frames = _FRAME.findall(traceback.rpartition("/chunkvisor_worker/")[2])
     return next(
         (f"{file}, line {line}: " for file, line in reversed(frames) if file == frames[0][0]), ""
@@ -162,14 +158,14 @@ def _plain(line: str) -> str:
 # format_size of CUDACachingAllocator.cpp: two decimals and a binary unit, or whole bytes.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# in use, and by no process that NVML names: what the driver keeps, windows of a desktop
-_NOBODYS_BYTES = 768 << 20
+# Memory that is in use without a process that NVML names: the driver's own, windows of a desktop.
+NOBODYS_BYTES = 768 << 20
 _CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
 @frozen
 class OomFigures:
-    """What the GPU's memory was at the time; figures of GiB are rounded to 0.01 of one."""
+    """What a `torch.OutOfMemoryError` says of the GPU's memory, in steps of 0.01 GiB."""
 
     wanted_bytes: int  # of the one allocation that failed; more may have been to come
     total_bytes: int
@@ -180,32 +176,28 @@ class OomFigures:
 
     @property
     def ours_bytes(self) -> int:
-        """What this process holds, as well as is known."""
+        """Return what this process holds, as well as is known."""
         if self.process_bytes is not None:
             return max(self.process_bytes, self.reserved_bytes)
         return self.reserved_bytes + min(_CONTEXT_BYTES, max(0, self.total_bytes - self.free_bytes))
 
     @property
     def others_bytes(self) -> int:
-        """What other processes and the driver hold."""
+        """Return what other processes and the driver hold."""
         return max(0, self.total_bytes - self.free_bytes - self.ours_bytes)
 
     @property
     def larger_than_gpu(self) -> bool:
-        """Whether it would not fit on a GPU that is ours alone.
-
-        False also if that cannot be told (yet).
-        """
+        """Say whether it does not fit even on a GPU without other processes; False if unknown."""
         if self.ours_bytes + self.wanted_bytes > self.total_bytes:
             return True
-        # If far more was free, it is in pieces, or was taken and given back meanwhile: no matter of
-        # size.
+        # If far more was free, the memory is in pieces, or was given back meanwhile.
         full = self.free_bytes - self.wanted_bytes < self.total_bytes // 32
-        return full and not self.others_named and self.others_bytes < _NOBODYS_BYTES
+        return full and not self.others_named and self.others_bytes < NOBODYS_BYTES
 
 
 def read_oom(message: str) -> OomFigures | None:
-    """The figures of a `torch.OutOfMemoryError`'s message; None if they are not all there."""
+    """Read the message of a `torch.OutOfMemoryError`; None if it does not have all figures."""
 
     def figure(form: str) -> int | None:
         found = re.search(form.replace("SIZE", _SIZE), message)
