@@ -1,5 +1,5 @@
-"""Engines: ways to start, gate and end worker processes.
+"""Starts, gates and ends worker processes, and finds the model's files for them.
 
-An engine gives the loop a handle on a process; attempts are judged, and what is next decided,
-elsewhere. May import devices and down.
+What an ended attempt means, and what is done next, is decided elsewhere. May import devices and
+down.
 """

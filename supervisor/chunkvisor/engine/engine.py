@@ -1,7 +1,4 @@
-"""What the loop needs of an engine: devices to work on, and workers on them.
-
-Which chunk is worked on, and what an ended worker means, is decided elsewhere.
-"""
+"""What the loop needs of an engine: devices to work on, and workers on them."""
 
 import signal
 from collections.abc import Callable
@@ -16,57 +13,57 @@ class Worker(Protocol):
     """A handle on a running worker process."""
 
     pid: int
-    """Of the process, and of the group that it leads; of another machine, 0 until it is heard
-    of."""
+    """Of the process and of its group; of a worker on another machine, 0 until its first report."""
     warm: bool  # forked from a template; a new interpreter otherwise
 
     def watched(self) -> list[int]:
-        """Descriptors that become readable when there is news of it: its end, or a call."""
+        """Return descriptors that become readable when it ends or calls."""
 
     def has_called(self) -> bool:
-        """Whether it has called since the last time.
+        """Say whether it has called since the last time.
 
-        At the gate, done with its device, or with a new beat.
+        A worker calls at the gate, and when it needs its device no longer.
         """
 
     def go(self, limits: Limits) -> None:
-        """Open the gate. A worker that has just died is not an error: its end is seen anyway."""
+        """Open the gate: let it use its device, in batches of these limits.
+
+        A worker that has just died is not an error: its end is seen anyway.
+        """
 
     def leave(self) -> None:
-        """Have it end after the current batch, with what it has encoded in its folder."""
+        """Ask it to end after the current batch; what it has encoded stays in its folder."""
 
     def poll(self) -> int | None:
-        """The return code once it and its group have ended, as subprocess gives it.
+        """Return the code once it and its group have ended, None before.
 
-        Else STATUS_LOST, NODE_LOST.
+        As subprocess gives it; STATUS_LOST or NODE_LOST if there is none.
         """
 
     def oom_kills(self) -> int:
-        """Processes that its machine killed for lack of memory since it started."""
+        """Count the processes that its machine killed for lack of memory since it started."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the signal to the worker and everything that it has started."""
+        """Send the signal to the worker and the processes of its group."""
 
 
 class Engine(Protocol):
     """Devices and workers of one run."""
 
     def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
-        """Put devices in, now or later.
+        """Add devices to `handles`, now or later.
 
-        So many chunks are to be done, and a device has so many workers at a time.
-
-        Raises Halt.
+        `pending()` chunks are to be done, and a device has `places` workers at a time. Raises Halt.
         """
 
     def poll(self) -> None:
-        """Take in the news. Raises Halt if nothing can be started any more."""
+        """Take in what has happened. Raises Halt if nothing can be started any more."""
 
     def watched(self) -> list[int]:
-        """Descriptors that become readable when there is news."""
+        """Return descriptors that become readable when there is something to `poll`."""
 
     def holding(self, handle: DeviceHandle) -> bool:
-        """Whether nothing is to be started there yet: a template is getting ready, say."""
+        """Say whether nothing is to be started there yet: a template loads the model, say."""
 
     def start(
         self,
@@ -77,10 +74,10 @@ class Engine(Protocol):
         fresh: bool,
         blocking_launches: bool,
     ) -> Worker:
-        """Start a worker for the attempt; `fresh` forbids a warm one.
+        """Start a worker for the attempt; with `fresh`, a new interpreter.
 
         Raises OSError if none can be started, Halt.
         """
 
     def close(self) -> None:
-        """End what is left of the engine; all workers have ended."""
+        """End the engine's own processes; all workers have ended."""

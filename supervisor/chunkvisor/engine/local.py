@@ -1,6 +1,6 @@
-"""Workers on this machine.
+"""Starts workers on this machine.
 
-Each a new interpreter, or forked from a template process that has loaded the model once.
+Each is a new interpreter, or forked from a template process that has loaded the model once.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
-# A template that has not answered by then is stuck; it takes milliseconds.
+# A template that has not answered by then is stuck; an answer takes milliseconds.
 ANSWER_S = 5.0
-# A template that one of these has ended says nothing of the config.
+# A template that ended by one of these does not mean that the config is wrong.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# For the template process, over the workers' environment.
+# The template's environment is the workers' with these.
 _OF_TEMPLATE = {
     # A pool of threads does not survive a fork, so there must be none.
     "OMP_NUM_THREADS": "1",
@@ -71,19 +71,19 @@ class WorkerSettings:
     """What all workers of one machine have in common."""
 
     start: Start
-    run_id: str  # that they bear in their environment
+    run_id: str  # CHUNKVISOR_RUN_ID in their environment
     base: Mapping[str, str]  # the machine's own environment
     env: Mapping[str, str]  # the config's
     template: TemplateSpec
     template_folder: Path
-    startup_s: float
+    startup_s: float  # the time limit for the template
 
 
 class _LocalWorker:
     """A worker of this machine, see `engine.Worker`.
 
-    A socket is its standard input: it opens the gate, hears the worker call, and ends it by
-    closing.
+    Its standard input is a socket: on it the parent opens the gate, and the worker calls. When
+    the parent's end closes, the worker ends.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,14 @@ class _LocalWorker:
         self._kills_before = oom_kills()
 
     def runs(self, pid: int, pidfd: int) -> None:
-        self.pid, self._pidfd = pid, pidfd
+        """Take the number and the descriptor of the process, which has its end of the socket."""
+        self.pid = pid
+        self._pidfd = pidfd
         self.theirs.close()
 
     def watched(self) -> list[int]:
-        # A pidfd becomes readable when the process ends (pidfd_open(2)). So does the socket, which
-        # is left out after a call: only its end could come.
+        # A pidfd becomes readable when the process ends (pidfd_open(2)). The socket does as well;
+        # after a call it is left out, since nothing but its end can come.
         return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
 
     def has_called(self) -> bool:
@@ -134,7 +136,7 @@ class _LocalWorker:
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Let go of it: it has ended, or was not started."""
+        """Close the descriptors: it has ended, or was not started."""
         self._quiet = False
         self._ours.close()
         self.theirs.close()
@@ -170,7 +172,7 @@ class _FreshWorker(_LocalWorker):
 
 
 class _WarmWorker(_LocalWorker):
-    """A worker that was forked from the template, whose child it is: that reports how it ended."""
+    """A worker forked from the template: its child, so that the template reports how it ended."""
 
     warm = True
 
@@ -187,7 +189,8 @@ class _WarmWorker(_LocalWorker):
     def poll(self) -> int | None:
         if self._returncode is not None or not readable(self._pidfd):
             return self._returncode
-        engine, self._ended_s = self._engine, self._ended_s or time.monotonic()
+        engine = self._engine
+        self._ended_s = self._ended_s or time.monotonic()
         engine.hear()
         status = engine.statuses.pop(self.pid, None)
         if status is None and not engine.failure:
@@ -195,7 +198,7 @@ class _WarmWorker(_LocalWorker):
                 return None
             engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
         if status is None:
-            # what the worker has started, which the template would have ended
+            # The template would have killed the processes that the worker has started.
             super().signal(signal.SIGKILL)
         elif status == WorkerExit.TAINTED_TEMPLATE:
             engine.fail("a worker found that it had begun to use the GPU")
@@ -204,16 +207,15 @@ class _WarmWorker(_LocalWorker):
         return self._returncode
 
     def signal(self, number: signal.Signals) -> None:
-        if self._returncode is None and not readable(
-            self._pidfd
-        ):  # the number of an ended one may be given away
+        # The number of one that has ended may belong to another process by now.
+        if self._returncode is None and not readable(self._pidfd):
             super().signal(number)
 
 
 class LocalEngine:
     """The engine of this machine, see `engine.Engine`; each node of a cluster has one as well.
 
-    It has one template at most. Nothing waits for it, except that a fork waits for an answer.
+    It has one template at most. Only a fork waits for the template's answer.
     """
 
     def __init__(
@@ -222,43 +224,39 @@ class LocalEngine:
         settings: WorkerSettings,
         emit: Callable[[TemplateEvent], None],
     ) -> None:
-        self._devices, self._settings, self._emit = devices, settings, emit
+        self._devices = devices
+        self._settings = settings
+        self._emit = emit
         self._files = AttemptFiles(settings.template_folder)
         self._template: subprocess.Popen[bytes] | None = None
         # to the template; None before it begins, and after it has failed
         self._socket: socket.socket | None = None
         self._loaded = False
-        # why the template is dead, or was given up and killed; empty = it is neither
-        self.failure = ""
+        self.failure = ""  # why the template is dead, or was given up and killed
         self._killed = False  # by others
         self._began_s = 0.0
         self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
-        # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
+        # the template's answer to an order: the worker's pid and pidfd; 0 if it could not fork
         self._forked: tuple[int, ...] = ()
 
     # --- the template
 
     @property
     def loading(self) -> bool:
-        """Whether the template gets ready.
-
-        A fresh worker, which would load the weights as well, is no sooner done.
-        """
+        """Say whether the template loads. A fresh worker would not be done earlier than it."""
         return self._socket is not None and not self._loaded
 
     @property
     def warm(self) -> bool:
-        """Whether a worker can be forked now."""
+        """Say whether a worker can be forked now."""
         return self._socket is not None and self._loaded
 
     def expect(self, pending: int, at_once: int = 0) -> None:
-        """Begin to load a template, if it is of use.
-
-        There are `pending` chunks to do, `at_once` of them started now.
-        """
-        settings, files = self._settings, self._files
+        """Start a template if that pays: `pending` chunks are to be done, `at_once` of them now."""
+        settings = self._settings
+        files = self._files
         of_use = settings.start is Start.WARM or (
             settings.start is Start.AUTO and pending > at_once
         )
@@ -282,25 +280,24 @@ class LocalEngine:
             self._emit(TemplateStarted(self._template.pid))
 
     def hear(self, wait_s: float = 0.0) -> None:
-        """Take in what the template has said; the first word is waited for, `wait_s` at most."""
+        """Take in the template's messages; wait for the first of them, `wait_s` at most."""
         while self._socket is not None and readable(self._socket.fileno(), wait_s):
             wait_s = 0.0
             try:
                 data, pidfds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
             except OSError:
-                data, pidfds = b"", []
-            news = from_json(TemplateNews, data) if data else None
+                data = b""
+            news = from_json(TemplateNews, data)
             if news is None:
                 assert self._template is not None
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
-                self._killed = code is not None and -code in _FROM_OUTSIDE
-                self.fail(
-                    f"it ended with {describe_exit(code)}"
-                    if code is not None
-                    else "it has closed its socket"
-                )
+                if code is None:
+                    self.fail("it has closed its socket")
+                else:
+                    self._killed = -code in _FROM_OUTSIDE
+                    self.fail(f"it ended with {describe_exit(code)}")
             elif news.phase_s is not None:
                 self._loaded = True
                 assert self._template is not None
@@ -317,13 +314,15 @@ class LocalEngine:
             )
 
     def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> _WarmWorker | None:
-        """Start a worker from the template; None if it could not. Raises OSError."""
+        """Fork a worker from the template; None if it could not. Raises OSError."""
         changed = {
             name: value for name, value in environment.items() if self._base.get(name) != value
         }
         removed = tuple(name for name in self._base if name not in environment)
         order = to_json(TemplateOrder(str(files.folder), changed, removed))
-        worker, self._forked, deadline_s = _WarmWorker(self), (), time.monotonic() + ANSWER_S
+        worker = _WarmWorker(self)
+        self._forked = ()
+        deadline_s = time.monotonic() + ANSWER_S
         try:
             assert self._socket is not None
             with open(files.log, "ab") as log:
@@ -336,7 +335,7 @@ class LocalEngine:
                 worker.runs(*self._forked)
         except (BlockingIOError, ConnectionError) as error:
             if isinstance(error, ConnectionError):
-                self.hear(ANSWER_S)  # it has just ended: how it did says more
+                self.hear(ANSWER_S)  # it has just ended, and how is the better reason
             self.fail(f"it takes no orders ({error})")
         finally:
             if not worker.pid:
@@ -344,9 +343,9 @@ class LocalEngine:
         return worker if worker.pid else None
 
     def fail(self, why: str) -> None:
-        """Continue without the template: kill it; its workers live on without it.
+        """Kill the template and continue without it; its workers live on.
 
-        With `warm`, `poll` raises Halt.
+        With `workers.start: warm`, `poll` raises Halt.
         """
         if self._socket is not None:
             self.failure = why
@@ -399,7 +398,8 @@ class LocalEngine:
             handle.device, spec.threads, blocking_launches=blocking_launches
         )
         if not fresh and self.warm:
-            if (worker := self._fork(files, environment)) is not None:
+            worker = self._fork(files, environment)
+            if worker is not None:
                 return worker
             self.poll()  # it may have failed
         return _FreshWorker(files, environment)
@@ -407,11 +407,15 @@ class LocalEngine:
     def _environment(
         self, device: Device, threads: int, *, blocking_launches: bool = False
     ) -> dict[str, str]:
-        base, run_id = self._settings.base, self._settings.run_id
-        linear = self._settings.template_folder.with_name("linear")
-        env = {LINEAR_FILE: str(linear), **self._settings.env}
+        settings = self._settings
+        linear = settings.template_folder.with_name("linear")
         return worker_environment(
-            base, device, run_id, env, threads=threads, blocking_launches=blocking_launches
+            settings.base,
+            device,
+            settings.run_id,
+            {LINEAR_FILE: str(linear), **settings.env},
+            threads=threads,
+            blocking_launches=blocking_launches,
         )
 
     def close(self) -> None:

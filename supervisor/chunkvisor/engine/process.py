@@ -1,4 +1,4 @@
-"""What all processes of workers have in common: their environment, start, end and log."""
+"""The environment, start and end of worker processes, fresh or warm, here or on a node."""
 
 import contextlib
 import os
@@ -43,11 +43,10 @@ _FIXED = {
 _CPU_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 _THREADS_NEXT_TO_GPU = 8
 
-# A process that has them speaks to the service manager in the name of the parent (sd_notify(3)):
-# not for a child.
+# With these a child would speak to the service manager in the parent's name (sd_notify(3)).
 SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 _REMOVED = SERVICE_MANAGERS | {
-    # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
+    # Makes every allocation a cudaMalloc: someone's forgotten debugging aid, and very slow.
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     # After its end, a worker would read Python from its standard input.
     "PYTHONINSPECT",
@@ -55,14 +54,12 @@ _REMOVED = SERVICE_MANAGERS | {
 
 
 def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
-    """Choose the threads of a worker.
+    """Return the threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores.
 
-    What OMP_NUM_THREADS (`wanted`) says, else the usable cores, for a GPU a few.
-
-    It is laid down, not left to the libraries, so that a forked worker adds up in the same order as
-    a fresh one.
+    For a GPU eight at most. The libraries do not choose, so that a forked worker adds up numbers
+    in the same order as a fresh one.
     """
-    # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    # It may have a number for each level of nesting (OpenMP 5.2, 21.2.3).
     first = (wanted or "").partition(",")[0].strip()
     if first.isdecimal() and int(first):
         return int(first)
@@ -78,21 +75,22 @@ def worker_environment(
     threads: int,
     blocking_launches: bool = False,
 ) -> dict[str, str]:
-    """Make the environment of a worker on `device`.
-
-    The parent's, what we need, and the config's `env` over both.
+    """Make the environment of a worker on `device`: `base`, what we need, and `extra` over both.
 
     The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's
     manual).
     """
-    on_cpu = device == CPU
     kept = {name: value for name, value in base.items() if name not in _REMOVED}
-    environment = (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
-    environment |= {
+    environment = {
+        **(_CPU_DEFAULTS if device == CPU else {}),
+        **kept,
+        **_FIXED,
         "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid,
+        "CUDA_VISIBLE_DEVICES": device.uuid,  # empty for the CPU
+        **extra,
+        RUN_ID: run_id,
+        PARENT_PID: str(os.getpid()),
     }
-    environment |= {**extra, RUN_ID: run_id, PARENT_PID: str(os.getpid())}
     if blocking_launches:
         environment["CUDA_LAUNCH_BLOCKING"] = "1"
     return environment
@@ -104,9 +102,9 @@ def worker_environment(
 def spawn(
     command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a new session; what it prints is appended to the log. Closes `stdin` here.
+    """Start a process in a new session; what it prints is appended to the log.
 
-    Raises OSError.
+    Closes `stdin` in this process. Raises OSError.
     """
     with stdin, open(log, "ab") as stream:
         return subprocess.Popen(
@@ -132,7 +130,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
 def end_orphans(*run_ids: str) -> list[int]:
     """Kill every process here that one of these finished runs has started; return their pids.
 
-    Workers end themselves when their parent dies; what is left is what they have started, or one
+    Workers end when their parent dies. What may be left is what they have started, or a worker
     that hangs in the kernel.
     """
     found = []
@@ -147,22 +145,22 @@ def end_orphans(*run_ids: str) -> list[int]:
 
 
 def readable(fd: int, wait_s: float = 0.0) -> bool:
-    """Whether the descriptor is readable, or gets so in time.
+    """Say whether the descriptor is readable, or becomes so within `wait_s`.
 
-    By poll(2), since select(2) ends at number 1023.
+    By poll(2), since select(2) takes no descriptor over 1023.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
 
 
-# --- log and memory
+# --- command line and memory
 
 
 def oom_kills() -> int:
-    """Count the processes that the kernel has killed for lack of memory, in cgroups as well.
+    """Count the processes that the kernel has killed for lack of memory; 0 without a counter.
 
-    Only a rise of this count is evidence; a SIGKILL alone is not. 0 if there is no counter.
+    Those of all cgroups count. A SIGKILL is no evidence of it, but a rise of this count is.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
@@ -173,7 +171,7 @@ def oom_kills() -> int:
 
 
 def worker_command(files: AttemptFiles) -> list[str]:
-    """Give the command line of a worker; anyone can type it.
+    """Return the command line of a worker, which can be typed as well.
 
     `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
     """
