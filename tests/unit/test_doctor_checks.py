@@ -27,8 +27,9 @@ from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
 from chunkvisor.devices.handles import Health, HealthReport
+from chunkvisor.engine.expected import Expected
 from chunkvisor.engine.modelfolder import ModelFolder
-from chunkvisor.engine.trial import Expected, Trial
+from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome

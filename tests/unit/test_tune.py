@@ -57,9 +57,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n"
     )
 
-    def made_up(
-        texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits, workers: int
-    ) -> Trial:
+    def made_up(texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits) -> Trial:
         if limits.tokens == 8192:
             return Trial(Verdict(Outcome.HOST_OOM, "no memory"), None, "killed")
         half = model.dtype == "bfloat16"

@@ -18,7 +18,8 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.trial import difference_and_cosine, try_texts, write_line
+from chunkvisor.engine.expected import difference_and_cosine, write_line
+from chunkvisor.engine.trial import try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outputs.forms import form_of
 from chunkvisor.outputs.join import final_rows

@@ -20,6 +20,7 @@ from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
 from chunkvisor.devices.handles import Health, HealthReport, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
+from chunkvisor.engine.expected import Expected, read_expected
 from chunkvisor.engine.modelfolder import ModelFolder, Repository, repository_of
 from chunkvisor.engine.modelsource import (
     ModelSource,
@@ -29,7 +30,7 @@ from chunkvisor.engine.modelsource import (
     take_outside,
 )
 from chunkvisor.engine.process import worker_environment
-from chunkvisor.engine.trial import Expected, Trial, read_expected, try_texts
+from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row

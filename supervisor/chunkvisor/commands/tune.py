@@ -15,9 +15,10 @@ from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, has_bfloat16, unfit_dtype, weakest
+from chunkvisor.engine.expected import difference_and_cosine
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
-from chunkvisor.engine.trial import Trial, difference_and_cosine, try_texts
+from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts
@@ -189,17 +190,21 @@ def _measure(
     if settings[_ATTENTION]:
         kwargs[_ATTENTION] = settings[_ATTENTION]
 
+    # The workers share the cores.
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    env = {"OMP_NUM_THREADS": str(threads), **config.env}
+    shared = replace(loaded, config=config.model_copy(update={"env": env}))
+
     def encoded(number: int) -> Trial:
         return try_texts(
             texts[number::workers],
             replace(model, dtype=settings[_DTYPE], kwargs=kwargs),
             encode_spec(encode),
             device,
-            loaded,
+            shared,
             # An output's name has no such dot.
             Path(tempfile.mkdtemp(prefix=".try-", dir=scratch)),
             limits=resolve_limits(encode, device.kind, plugin=False),
-            workers=workers,
         )
 
     with ThreadPoolExecutor(workers) as pool:

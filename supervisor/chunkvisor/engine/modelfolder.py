@@ -1,14 +1,14 @@
-"""Reads what a model's files say, and whether that is the model that the config describes.
+"""Reads a model's files, and refuses a model that they show to be another than the config's.
 
-A finite vector of the wrong model is the worst result, because no check of vectors sees it: what
-the files show is refused here, before a worker is started; what only loading shows is in
-`chunkvisor_worker.model`.
+A finite vector of the wrong model is the worst result, because no check of vectors finds it. What
+only loading shows is checked in `chunkvisor_worker.model`.
 """
 
 import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,17 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 
-# Names of weight files, of the best kind first; a folder may have the same weights under several of
-# them.
+# Names of weight files, the best kind first; a folder may have the same weights in several kinds.
 _WEIGHTS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
     ("*.safetensors",),
     ("pytorch_model*.bin",),
 )
-# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or
-# with `model.dtype`.
+# Keys of `model.kwargs` that decide the size or the dtype of the weights in memory.
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
 _OURS = "SentenceTransformer"
-# How a file begins that Git LFS has put in the place of a large one.
+# Git LFS puts a file that begins like this in the place of one that it has not fetched.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers 2 to 4
 # sentence-transformers gives every model these, and saves them, empty.
@@ -61,16 +59,14 @@ def _kind_of(module: dict[str, Any]) -> str:
 def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return name and content of the file that has a Router's routes."""
     for name in ("router_config.json", "config.json"):
-        if found := read_json(folder / name):
+        found = read_json(folder / name)
+        if found:
             return name, found
     return "", {}
 
 
 def _modules_of(folder: Path) -> dict[str, str]:
-    """Return the type of each module by its path, of those in a Router as well.
-
-    "." is the folder itself.
-    """
+    """Return the type of each module by its path, those in a Router too; "." is the folder."""
     found = dict[str, str]()
     waiting = [{"path": "."}, *(_read_modules(folder) or [])]
     while waiting:
@@ -88,12 +84,12 @@ def _modules_of(folder: Path) -> dict[str, str]:
 def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Path]:
     """Yield the weights that are loaded, and the files whose name is like one of the `others`."""
     for place in map(folder.joinpath, _modules_of(folder)):
-        weights = (
-            [path for pattern in patterns for path in place.glob(pattern)] for patterns in _WEIGHTS
-        )
-        yield from next(filter(None, weights), [])
-        for pattern in others:
-            yield from place.glob(pattern)
+        for patterns in _WEIGHTS:
+            weights = list(chain.from_iterable(map(place.glob, patterns)))
+            if weights:
+                yield from weights
+                break
+        yield from chain.from_iterable(map(place.glob, others))
 
 
 # --- what they say
@@ -101,7 +97,7 @@ def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Pat
 
 @frozen
 class ModelFolder:
-    """What was found."""
+    """What a model's files say of it; None = nothing."""
 
     dimension: int | None = None
     dtype: str | None = None  # as stored; not known if the weights are quantized
@@ -118,24 +114,21 @@ class ModelFolder:
 
 def read_model_folder(folder: Path) -> ModelFolder:
     """Read the JSON files; what is missing or strange is None. Raises nothing."""
-    modules = _read_modules(folder) or []
-    config = read_json(
-        (folder / str(modules[0].get("path", "")) if modules else folder) / "config.json"
-    )
+    modules = _read_modules(folder) or [{}]
+    config = read_json(folder / str(modules[0].get("path", "")) / "config.json")
     text = _mapping(config.get("text_config")) or config
-    # Renamed in transformers 5; those that say nothing were stored before it was written down.
+    # `torch_dtype` before transformers 5; files of before it was stored have float32.
     dtype = config.get("dtype", config.get("torch_dtype")) or "float32"
+    known = isinstance(dtype, str) and config and config.get("quantization_config") is None
     kind = config.get("model_type")
     weights_bytes = None
     with contextlib.suppress(OSError):
         weights_bytes = sum(path.stat().st_size for path in _files_of(folder, ())) or None
     return ModelFolder(
-        _dimension(folder, text, modules[1:]),
-        dtype
-        if isinstance(dtype, str) and config and config.get("quantization_config") is None
-        else None,
-        weights_bytes,
-        kind if isinstance(kind, str) else None,
+        dimension=_dimension(folder, text, modules[1:]),
+        dtype=dtype if known else None,
+        weights_bytes=weights_bytes,
+        model_type=kind if isinstance(kind, str) else None,
     )
 
 
@@ -165,15 +158,13 @@ def _dimension(
             width = settings.get(
                 "embedding_dimension", settings.get("word_embedding_dimension", dimension)
             )
-            # Each mode gives a vector, one after the other: a list since sentence-transformers 6;
-            # before, flags.
+            # The vectors of several modes are put together. sentence-transformers 6 saves a list
+            # or a name, older ones a flag for each mode.
             modes = settings.get("pooling_mode")
-            flags = [
-                key
-                for key, on in settings.items()
-                if key.startswith("pooling_mode_") and on is True
-            ]
-            count = len(modes) if isinstance(modes, list) else 1 if modes else max(1, len(flags))
+            if not modes:
+                flags = [key for key, on in settings.items() if on is True]
+                modes = [key for key in flags if key.startswith("pooling_mode_")]
+            count = max(1, len(modes)) if isinstance(modes, list) else 1
             dimension = width * count if isinstance(width, int) else None
         elif _kind_of(module) == "Dense":
             dimension = settings.get("out_features")
@@ -195,23 +186,25 @@ class Repository:
 
 
 def repository_of(model: ModelConfig | ModelSpec) -> Repository:
-    """Return that of the model itself."""
+    """Return the model's own repository."""
     return Repository(model.name, model.revision, str(model.kwargs.get("backend", "torch")))
 
 
 def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Repository]:
-    """Yield what the folder's files name elsewhere.
+    """Yield what the folder's files name outside it.
 
-    Modules, bases of adapters, tokenizers, code that is trusted.
+    Modules, bases of adapters, tokenizers, and code that is trusted.
     """
     for path in _modules_of(folder):
         here = folder / path
         if path.startswith(("..", "/")):
             yield Repository(os.path.normpath(here), None, NO_WEIGHTS)
-        if base := read_json(here / "adapter_config.json").get("base_model_name_or_path"):
+        base = read_json(here / "adapter_config.json").get("base_model_name_or_path")
+        if base:
             yield Repository(str(base), None)
         for settings in here.glob("sentence_*_config.json"):
-            if tokenizer := read_json(settings).get("tokenizer_name_or_path"):
+            tokenizer = read_json(settings).get("tokenizer_name_or_path")
+            if tokenizer:
                 yield Repository(str(tokenizer), None, NO_WEIGHTS)
     for _, name in _code_of(folder) if model.trust_remote_code else ():
         if "--" in name:
@@ -224,12 +217,13 @@ def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Reposit
 def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str]]:
     """Check the files in the folder, and return warnings: (what, what to do) each.
 
-    Nothing is found for a plug-in or a model that is not here yet. Raises Halt (78) for the first
-    fault.
+    None for a plug-in or a model that is not here yet. Raises Halt (78) for the first fault.
     """
     if folder is None or config.model.is_plugin:
         return []
-    model, here, warnings = config.model, Path(folder), list[tuple[str, str]]()
+    model = config.model
+    here = Path(folder)
+    warnings = list[tuple[str, str]]()
     saved = read_json(here / _NAMED_IN)
     code = check_folder(here, model)
     _refuse_wrong_kind(model, _read_modules(here), saved)
@@ -258,9 +252,10 @@ def _check_prompts(
     *,
     heeds_task: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Yield warnings of prompts and tasks.
+    """Yield warnings about prompts and tasks.
 
-    Raises Halt (78) for the name of a prompt that the model does not have.
+    Raises Halt (78) for the name of a prompt that the model does not have. `heeds_task` says
+    whether the model's own code or a Router may read the task.
     """
     known = _mapping(saved.get("prompts"))
     if not any(known.get(name) for name in _OWN_PROMPTS):
@@ -281,7 +276,8 @@ def _check_prompts(
                 why=f"it has {', '.join(map(repr, known)) or 'none'}",
             )
     default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")
-    without, idle = list[str](), list[str]()
+    without = list[str]()  # outputs with no prompt
+    idle = list[str]()  # outputs whose task changes nothing
     for output, encode in encodes.items():
         if encode.prompt is not None or encode.prompt_name is not None:
             continue
@@ -303,8 +299,8 @@ def _check_prompts(
         yield what, mend
     if idle:
         what = f"{listed(idle, 3)}: the model {model.name} has no prompt and no route for the task"
-        one = f"set encode.prompt_name to one of its prompts ({names})"
-        yield what, one if names else "leave encode.task out"
+        mend = f"set encode.prompt_name to one of its prompts ({names})"
+        yield what, mend if names else "leave encode.task out"
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -319,36 +315,33 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
-    """Name the Python code that the files of the model's folder name, or of that of its base.
+    """Return the files of Python code that come with the model or its base, as words.
 
-    Raises Halt (78) if the config does not say whether to run it, or if pointers of Git LFS stand
-    in their place.
+    Raises Halt (78) if the config does not say whether to run it, or if files of the folder are
+    pointers of Git LFS.
     """
     _refuse_pointers(model, folder)
-    places, names = list[str](), list[str]()
+    places = dict[str, None]()  # in order, each once
+    names = dict[str, None]()
     for place, name in _code_of(folder):
         repository, _, inner = name.rpartition("--")
-        places.append(place)
-        names.append(
-            f"{inner.rpartition('.')[0] or inner}.py" + f" of {repository}" * bool(repository)
-        )
-    code = listed(list(dict.fromkeys(names)), 6)
+        file = f"{inner.rpartition('.')[0] or inner}.py"
+        places[place] = None
+        names[f"{file} of {repository}" if repository else file] = None
+    code = listed(list(names), 6)
     if code and model.trust_remote_code is None:
         raise config_error(
             f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say "
             "whether to run it",
-            _either_way(model, (folder / places[0]).parent),
-            why=f"named in {listed(list(dict.fromkeys(places)), 4)}; without that code "
+            _either_way(model, (folder / next(iter(places))).parent),
+            why=f"named in {listed(list(places), 4)}; without that code "
             "transformers takes its own class, and the vectors may be others than the author's",
         )
     return code
 
 
 def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
-    """Say what to write in the config to run a model's code, or to leave it out.
-
-    Its config.json is in `folder`.
-    """
+    """Say what to write in the config to run the code of the model in `folder`, or to leave it."""
     config = read_json(folder / "config.json")
     install = install_for(str(config.get("transformers_version") or "4"))
     kwargs = kwargs_without_code(config, read_json(folder / "tokenizer_config.json"), model.kwargs)

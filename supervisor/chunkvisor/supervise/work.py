@@ -10,9 +10,10 @@ from chunkvisor.core.loop import Loop
 from chunkvisor.core.run import Run, stopped
 from chunkvisor.core.store import ResultStore
 from chunkvisor.devices.gpu import unfit_dtype, weakest
+from chunkvisor.engine.expected import Expected, read_expected
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.engine.trial import Expected, read_expected, try_texts
+from chunkvisor.engine.trial import try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Note, Warned, WorkPlanned
 from chunkvisor.messages import chunks_given_up, finished_with_bad_rows
