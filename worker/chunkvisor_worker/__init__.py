@@ -1,10 +1,10 @@
-"""The child: encodes one chunk of texts, and leaves a result or a fault in a folder."""
+"""The child process: encodes one chunk of texts, and leaves a result or a fault in a folder."""
 
 
 class Busy(Exception):  # noqa: N818 - no error: the work is to be done later
-    """For a plug-in's `encode` to raise: what it depends on has no room now.
+    """A plug-in's `encode` raises it if a server that it asks is busy.
 
-    The run waits; no text is blamed.
+    The run waits, and no text is blamed.
     """
 
     def __init__(self, seconds: float = 0.0, why: str = "the encoder asked to wait") -> None:

@@ -1,6 +1,6 @@
-"""`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder.
+"""`python -m chunkvisor_worker ATTEMPT_DIR` makes the attempt in that folder.
 
-Anyone can run the line by hand.
+The command can be typed as well.
 """
 
 import faulthandler

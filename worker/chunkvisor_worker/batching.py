@@ -12,15 +12,13 @@ from chunkvisor_worker.contract.messages import Limits
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
-NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)  # no text of those that an encoder has is cut
-# If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is
-# rather too high.
+NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)  # for an encoder that has cut no text
+# For an estimate that is rather too high: English has 4 to 5, Chinese about 3.
 BYTES_PER_TOKEN = 3
-# Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a
-# token takes.
+# Padded tokens of the batch that is measured: it fits most GPUs, and shows what a token takes.
 PROBE_TOKENS = 4096
-# Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly,
-# and the first batch may have had no padding, and so no mask.
+# The share of free memory that a batch may take: blocks of the allocator leave gaps, and a mask,
+# which the first batch has not if it had no padding, takes memory as well.
 _SHARE = 0.5
 
 # (bytes that the last batch took at its peak, bytes that are free without it)
@@ -28,20 +26,18 @@ Needs = Callable[[], tuple[int, int]]
 
 
 def estimated_tokens(size_bytes: int) -> int:
-    """Tokens of a text of `size_bytes` in UTF-8, two special ones included."""
+    """Estimate the tokens of a text of `size_bytes` in UTF-8, two special ones included."""
     return 2 + size_bytes // BYTES_PER_TOKEN
 
 
 def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
-    """Batches of positions in `lengths`, int64 of shape (n,).
+    """Cut texts of these lengths into batches: arrays of positions, int64 of shape (n,).
 
-    Longest texts first, equal lengths in their given order.
-
-    So a batch too large for the device fails in the first seconds. A batch also ends if the next
-    text would bring its padding above `limits.padding`: at best the tokens that a device computes
-    in the time that one more batch costs it (the ski-rental rule). A text longer than
-    `limits.tokens` is a batch alone. `flat` batches are not padded: `limits.tokens` bounds their
-    sum.
+    The longest texts come first, so that a batch too large for the device fails in the first
+    seconds; equal lengths keep their order. A text longer than `limits.tokens` is a batch by
+    itself. A batch also ends before its padding exceeds `limits.padding`: best are the tokens that
+    a device computes in the time that one more batch costs (the ski-rental rule). `flat` batches
+    are not padded: `limits.tokens` bounds the sum of their lengths.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
@@ -64,9 +60,9 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
 
 
 def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
-    """Tokens the device works on: the longest length for each text of the batch.
+    """Count the tokens that the device computes: each text of a batch has the longest length.
 
-    Of a `flat` one, their sum.
+    Without padding if it is `flat`.
     """
     sizes = np.asarray(lengths, dtype=np.int64)[batch]
     return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
@@ -75,28 +71,30 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: boo
 def cut_measured(
     lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False
 ) -> Iterator[Indices]:
-    """Batches like `cut`.
+    """Yield batches as `cut` has them, but first a small one, of the longest texts.
 
-    The first is small, of the longest texts, and `needs` then says what fits behind it.
+    What it took and left free, as `needs` says, limits the others.
     """
     assert limits.tokens is not None
-    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]
-    yield from first
-    rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
+    small = replace(limits, tokens=min(limits.tokens, PROBE_TOKENS))
+    for first in cut(lengths, small, flat=flat)[:1]:
+        yield first
+    rest = np.setdiff1d(np.arange(len(lengths)), first) if len(lengths) else lengths
     if not len(rest):
         return
-    fits = padded_tokens(lengths, first[0], flat=flat)
+    fits = padded_tokens(lengths, first, flat=flat)
     took_bytes, free_bytes = needs()
     if took_bytes > 0:
         fits = max(fits, int(_SHARE * free_bytes * fits / took_bytes))
-    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits)), flat=flat):
+    limits = replace(limits, tokens=min(limits.tokens, fits))
+    for batch in cut(lengths[rest], limits, flat=flat):
         yield rest[batch]
 
 
 def gpu_needs(torch: Any) -> Needs:
-    """Those of torch's current GPU, from this moment on.
+    """Measure torch's current GPU from now on.
 
-    What torch has reserved and not allocated is free as well.
+    Memory that torch has reserved and not allocated counts as free.
     """
     before_bytes = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

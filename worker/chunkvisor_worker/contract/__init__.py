@@ -1,4 +1,4 @@
-"""The wire between parent and worker.
+"""What parent and worker share: messages, files, exit codes, and the rules of faults.
 
-The standard library only, so that both can import it under any interpreter.
+It uses the standard library alone, so that both can import it under any interpreter.
 """

@@ -3,12 +3,11 @@
 import errno
 from enum import IntEnum, StrEnum
 
-# Marks every process that a run starts, so that a later run can tell them from those of others.
+# The mark of every process that a run starts: by it a later run finds those that are left.
 RUN_ID = "CHUNKVISOR_RUN_ID"
-# Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has
-# it not.
+# Set for a worker whose standard input is a gate and a lifeline; not set for one run by hand.
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
-# The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`.
+# Folders of provoked faults, separated as in PATH; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
 # The file in which the first worker on a CPU writes the kernel that it chose, for all later ones.
 LINEAR_FILE = "CHUNKVISOR_LINEAR_FILE"

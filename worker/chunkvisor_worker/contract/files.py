@@ -1,4 +1,4 @@
-"""Files of the folder of an attempt or of another child, and how a file is written all at once."""
+"""The files in an attempt's folder, and ways to write and read a file that survive a kill."""
 
 import contextlib
 import itertools
@@ -14,13 +14,13 @@ from chunkvisor_worker.contract.frozen import frozen
 _COPY_BYTES = 1 << 20
 # What is read of a model besides its weights.
 SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
-# No record on the wire is larger; a larger file is damage or a lie. The largest is the batch log of
-# a chunk of as many texts as the config allows, each in a batch by itself: 10 MB.
+# A larger record is damaged or forged. The largest is the batch log of the largest chunk with each
+# text in a batch by itself: 10 MB.
 READ_LIMIT_BYTES = 32 << 20
 
 
 class FileIn:
-    """An attribute: the path of a file in the `folder` of the object that has it."""
+    """A descriptor: the path of a file of this name in the object's `folder`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class FileIn:
 
 @frozen
 class AttemptFiles:
-    """Every path in the folder of one attempt, or of another question to a child."""
+    """Every path in the folder of an attempt, or of another request to a child process."""
 
     folder: Path
 
@@ -75,9 +75,8 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for each in missing:
-        with contextlib.suppress(
-            PermissionError
-        ):  # one may write into a folder that one may not open
+        # A folder that may be written may be closed to reading.
+        with contextlib.suppress(PermissionError):
             sync_folder(each.parent)
 
 
@@ -86,18 +85,14 @@ def write_atomic(
 ) -> None:
     """Replace `path` by `data` in one rename.
 
-    With `durable` the file and its folder are synced. It is made in the same folder, or in
-    `made_in` on the same file system. Raises OSError, and then leaves neither a half-written `path`
-    nor a temporary file.
+    With `durable` the file and its folder are synced. The temporary file is in the same folder, or
+    in `made_in` on the same file system. Raises OSError, and then nothing has changed.
     """
     write_blocks(path, [data], durable=durable, made_in=made_in)
 
 
 def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> None:
-    """Copy a file into the place of another, as `write_atomic`, in bounded memory.
-
-    Raises OSError.
-    """
+    """Copy a file as `write_atomic` writes one, in bounded memory. Raises OSError."""
     with open(source, "rb") as file:
         write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
 
@@ -105,10 +100,7 @@ def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> N
 def write_blocks(
     path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None
 ) -> None:
-    """As `write_atomic`, of data that need not be in memory as a whole.
-
-    Raises what the blocks raise, too.
-    """
+    """Write blocks of data as `write_atomic` does. Raises what the iterable raises, too."""
     # Without the pid: what a killed process left there is replaced by the next write. Every path
     # has one writer.
     temporary = (made_in or path.parent) / f".{path.name}.tmp"
@@ -131,10 +123,7 @@ def write_blocks(
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give what stands at the place of a final file another name, and return it.
-
-    None if nothing is there.
-    """
+    """Rename what is at `path` to `NAME.aside`, and return its new path; None if nothing is."""
     if not os.path.lexists(path):
         return None
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
@@ -144,8 +133,7 @@ def set_aside(path: Path) -> Path | None:
 def make_folder(folder: Path, *, durable: bool = True) -> None:
     """Make a folder if it is missing; with `durable`, its name as well. Raises OSError.
 
-    The name is synced also if the folder is there: whoever made it may have died before. So call it
-    once for each.
+    The name is synced also if the folder exists: the process that made it may have died before.
     """
     folder.mkdir(exist_ok=True)
     if durable:
@@ -153,12 +141,12 @@ def make_folder(folder: Path, *, durable: bool = True) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder with all that is in it, as far as that can be done."""
+    """Remove the folder and what is in it, as far as possible."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_at_once(folder: Path) -> None:
-    """Remove the folder by one rename: after a kill or a power cut, all of it is there, or nothing.
+    """Remove the folder by one rename, so that a kill or a power cut leaves all of it or nothing.
 
     Raises OSError.
     """
@@ -171,15 +159,13 @@ def remove_at_once(folder: Path) -> None:
 
 
 def read_bounded(path: Path) -> bytes | None:
-    """Return the file's bytes, or None if there is no file of a sensible size that can be read."""
+    """Return the file's bytes; None if it is missing, unreadable or too large."""
     try:
-        # A worker may have put a pipe there: to open or read one must not hang the parent, and is
-        # nothing to read.
+        # A worker may have put a pipe there, which must not hang the parent.
         with open(
             path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            # Not room for the largest record: to map and unmap that costs more than to read a small
-            # one.
+            # A buffer for the largest record would take longer to map than a small one to read.
             data = file.read(min(os.fstat(file.fileno()).st_size, READ_LIMIT_BYTES) + 1) or b""
     except OSError:
         return None
@@ -187,7 +173,7 @@ def read_bounded(path: Path) -> bytes | None:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; empty if there is none of that kind."""
+    """Return the dictionary or list in a JSON file; an empty one if there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(read_bounded(path) or b"")
         return found if isinstance(found, kind) else kind()

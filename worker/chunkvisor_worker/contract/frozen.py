@@ -1,4 +1,4 @@
-"""The decorator of all records that do not change."""
+"""The decorator of all records that do not change: frozen dataclasses with slots."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar, dataclass_transform

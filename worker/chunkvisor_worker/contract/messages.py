@@ -1,4 +1,4 @@
-"""What the parent and its children say to each other, as frozen dataclasses.
+"""The messages between the parent and its children, as frozen dataclasses.
 
 `wire` has their JSON form.
 """
@@ -25,18 +25,18 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-# In the place of a backend: the hub is asked for the commit alone; no weights are downloaded, but
-# all else.
-ONLY_ASK, NO_WEIGHTS = "ask", "none"
+# In the place of a backend of sentence-transformers, for a download from the hub:
+ONLY_ASK = "ask"  # nothing but the commit is looked up
+NO_WEIGHTS = "none"  # all files but weights
 
 
 @frozen
 class ModelSpec:
-    """Which model, as the worker is to build it; the plug-in factory gets this object."""
+    """The model that the worker builds. A plug-in's factory gets this object."""
 
     name: str
     path: str | None = None
-    """Folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes."""
+    """Folder of the model's files; None for a plug-in, which may read `name` as it likes."""
     revision: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
@@ -45,9 +45,9 @@ class ModelSpec:
     trust_remote_code: bool | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
-    # What its files name outside its folder, by hub id or path: commit or digest.
+    # Commit or digest of what its files name outside its folder, by hub id or path.
     outside: dict[str, str] = field(default_factory=dict)
-    hub: str | None = None  # if it is there, a cache of the hub that has those commits
+    hub: str | None = None  # folder of a cache of the hub that has those commits, if it exists
 
 
 @frozen
@@ -66,19 +66,19 @@ class EncodeSpec:
 
 @frozen
 class Limits:
-    """Upper bounds of one batch. On a worker's standard input: begin, under these; see `LEAVE`."""
+    """Upper bounds of one batch. As a line on a worker's standard input they open its gate."""
 
     rows: int  # at least 1
     tokens: int | None = None
-    """Padded ones; None = rows alone decide. A longer text makes a batch of its own."""
-    padding: int | None = None  # in tokens; None = as many as come
+    """Padded tokens; None = no bound. A longer text is a batch by itself."""
+    padding: int | None = None  # tokens of padding; None = no bound
     measured: bool = False
     """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
     alone: bool = False
-    """Whether a plug-in, too, gets one text in a call: the one that fails is looked for."""
+    """Whether a plug-in, too, gets one text a call: the text that fails is looked for."""
 
 
-# on a worker's standard input: what is encoded stays, and no batch more is begun
+# The line on a worker's standard input by which it ends after the current batch.
 LEAVE = b"leave\n"
 
 
@@ -92,7 +92,7 @@ class Spec:
     output: str
     chunk: int
     attempt: int
-    start: int  # first distinct text of the attempt; `stop` is one past the last
+    start: int  # the attempt's distinct texts are those from `start` up to, and without, `stop`
     stop: int
     texts_digest: str
     device: str  # "cpu" or "cuda"; the parent shows the worker one GPU only
@@ -100,23 +100,23 @@ class Spec:
     encode: EncodeSpec
     threads: int = 0  # threads for the CPU's share of the work; 0 = the libraries' own choice
     import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
-    # Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their
-    # rows stay zero.
+    # Positions, counted from `start`, of texts that have vectors already: they are not in
+    # texts.jsonl, and their rows in the file of vectors stay zero.
     skip: tuple[int, ...] = ()
     limits: Limits = Limits(rows=32)
-    """For a run by hand; a supervised worker gets those of the moment at its gate."""
-    # Whether the last text of texts.jsonl is none of the attempt's. It had its vector before, and
-    # is encoded first and alone, to show that device and model work.
+    """For a worker run by hand; a supervised one gets its limits at the gate."""
+    # Whether the last line of texts.jsonl is a text of another chunk that has a vector: it is
+    # encoded first, in a batch by itself, to show that device and model work.
     canary: bool = False
     canary_row: int | None = None
-    """In texts.jsonl: encoded first and alone if no `canary` is known; its vector stays."""
+    """The line of texts.jsonl that does so if no such text is known; its vector is kept."""
 
 
 @frozen
 class Beat:
-    """Sign of progress."""
+    """A sign of progress, which the worker rewrites in `beat.json`."""
 
-    seq: int  # rises with every beat; the parent times its changes by its own clock
+    seq: int  # rises with every beat; the parent measures by its own clock when it changes
     pid: int
     phase: Phase
     rows_done: int = 0
@@ -127,16 +127,13 @@ class Beat:
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
     freed: bool = False  # the device is free for the next worker, though this one has not ended
     opening_s: float = 0.0
-    """From `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet."""
-    end: int = 0  # as `seq`: of a beat that was read while it was overwritten they differ
+    """From the gate to the first batch (CUDA context, copy of the weights); 0 = not there yet."""
+    end: int = 0  # equals `seq`, unless the beat was read while it was overwritten
 
 
 @frozen
 class Loaded:
-    """What a model of sentence-transformers was found to be.
-
-    Short, since each attempt's result repeats it.
-    """
+    """What a model of sentence-transformers is, as loaded; short, since each result repeats it."""
 
     modules: tuple[str, ...]  # class of each module, in order
     pooling: str  # mean, cls, lasttoken, …; empty if no module pools
@@ -144,7 +141,7 @@ class Loaded:
     prompt: str | None  # text that stands before every text, the model's default prompt included
     padding_side: str  # left or right; empty if there is no tokenizer
     probe_ids: tuple[int, ...]
-    """Token ids of one fixed text: two tokenizers that differ mostly show it here."""
+    """Token ids of one fixed text, in which two tokenizers mostly differ."""
     notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 
@@ -160,12 +157,12 @@ class Facts:
     """What computes the linear layers on a CPU: "torch", or "onednn" with packed weights."""
     loaded: Loaded | None = None  # none for a plug-in
     counts_cut: bool = False
-    """The tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust."""
+    """Whether it counts the tokens of texts that it cuts; a plug-in or a slow tokenizer cannot."""
 
 
 @frozen
 class Result:
-    """Success, as the worker claims it; the parent verifies before it believes."""
+    """What a worker that succeeded says of its vectors; the parent verifies it."""
 
     fingerprint: str
     output: str
@@ -179,7 +176,7 @@ class Result:
     tokens: int = 0  # tokens of the texts after truncation, special tokens included; 0 = unknown
     padded_tokens: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)
-    """Spent in each phase; `ready` is the wait at the gate."""
+    """Seconds in each phase; `ready` is the wait at the gate."""
 
 
 @frozen
@@ -204,20 +201,23 @@ class Fault:
     batch_rows: int = 0
     batch_tokens: int = 0
     rows_done: int = 0
-    wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
+    wait_s: float = 0.0  # that a server or the encoder asks to wait before the next try
 
 
 @frozen
 class BatchLine:
-    """A line of an attempt's batch log; one of the three."""
+    """A line of an attempt's batch log. It has one of the three.
 
-    # A batch begins: positions in the file of vectors; none for a canary that is not one of the
-    # attempt's texts.
+    `{"rows": [4, 7]}` begins a batch, `{"digest": …}` ends the oldest that has begun; between
+    them, once, `{"facts": …}`.
+    """
+
+    # Rows of the batch in the file of vectors; empty for a canary of another chunk.
     rows: tuple[int, ...] | None = None
     facts: Facts | None = None
-    """The file of vectors is there, without any; or the canary has its vector."""
+    """When the file of vectors is made, or a canary of another chunk has its vector."""
     digest: str | None = None
-    """Xxh3-64 of the vectors of the oldest batch under way, which are now in the file."""
+    """xxh3-64 of the batch's vectors, which are now in the file."""
 
 
 @frozen
@@ -241,13 +241,13 @@ class ProbedGpu:
 
 @frozen
 class ProbeReport:
-    """What torch is here, and how far it comes with the GPU.
+    """What torch is here, and how far it gets with the GPU.
 
-    Rewritten after every step, in case the next one dies.
+    Rewritten before every step, which may kill the process.
     """
 
     phase: Phase
-    """The step under way, or failed: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE."""
+    """The step that is under way or failed: IMPORT, FORWARD (on the CPU), CUDA_INIT, or DONE."""
     versions: dict[str, str] = field(default_factory=dict)  # of the installed packages, by name
     cuda: str | None = None  # CUDA version torch was built for; None = a build without
     hip: str | None = None  # ROCm version torch was built for
@@ -255,14 +255,13 @@ class ProbeReport:
     fault: Fault | None = None
 
 
-# No message of a template is longer; a socket's buffer holds several of them (socket(7),
-# wmem_default).
+# No message of a template is longer, so that a socket's buffer holds several (socket(7)).
 MESSAGE_LIMIT_BYTES = 64 << 10
 
 
 @frozen
 class TemplateSpec:
-    """What a template process loads; parent and template say one JSON message a datagram."""
+    """What a template process loads. Its messages are JSON, one a datagram."""
 
     model: ModelSpec
     device: str  # "cpu" or "cuda", for the workers to come; the template itself touches no device
@@ -271,9 +270,9 @@ class TemplateSpec:
 
 @frozen
 class TemplateOrder:
-    """Start a worker for the attempt in the folder.
+    """Tells the template to fork a worker for the attempt in the folder.
 
-    Its standard input and its log come as descriptors.
+    The descriptors of its standard input and its log come along.
     """
 
     folder: str
@@ -283,20 +282,20 @@ class TemplateOrder:
 
 @frozen
 class TemplateNews:
-    """From the template; one of them."""
+    """From the template. It says one thing."""
 
     phase_s: dict[str, float] | None = None
-    """How long it took to load, by phase; it forks from now on."""
+    """It has loaded, in this time by phase, and forks from now on."""
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
     forked: int | None = None
-    """The pid of the worker asked for, whose pidfd comes along; 0 if none could be forked."""
-    ended: int | None = None  # the pid that a worker had, whose group is dead as well
-    returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
+    """Pid of the new worker, whose pidfd comes along; 0 if none could be forked."""
+    ended: int | None = None  # pid of a worker that has ended, with all of its group
+    returncode: int = 0  # of that worker, as subprocess gives it: negative for a signal
 
 
 @frozen
 class LengthsTask:
-    """Texts of one output, whose lengths in tokens are asked for before any run."""
+    """Texts of one output, for `plan` to know their lengths in tokens."""
 
     texts: str  # file of the texts in UTF-8, one after the other
     offsets: str
@@ -321,7 +320,7 @@ class LengthsRequest:
 
 @frozen
 class LengthsReport:
-    """Of one task."""
+    """The answer to one task."""
 
     lengths: str
     """File of an int32 array of shape (texts looked at,): tokens before any cut, special ones

@@ -1,7 +1,4 @@
-"""What makes vectors right.
-
-How far rounding moves them, and what a model needs whose code is old or is left out.
-"""
+"""How far rounding moves a vector, and what a model needs whose code is old or is left out."""
 
 import json
 import re
@@ -20,12 +17,10 @@ _ALLOWED_ELSE = 0.15
 
 
 def allowed_difference(dtype: str, model: ModelSpec) -> float:
-    """How far a vector may lie from the float32 one, relative to its length, by dtype."""
-    return (
-        _ALLOWED_ELSE
-        if "quantization_config" in model.kwargs
-        else _ALLOWED.get(dtype, _ALLOWED_ELSE)
-    )
+    """Return how far a vector of that dtype may lie from the float32 one, by its length."""
+    if "quantization_config" in model.kwargs:
+        return _ALLOWED_ELSE
+    return _ALLOWED.get(dtype, _ALLOWED_ELSE)
 
 
 def install_for(saved: str) -> str:
@@ -44,11 +39,11 @@ def install_for(saved: str) -> str:
 def kwargs_without_code(
     config: Mapping[str, Any], tokenizer: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the config key by which transformers' class does what the model's code did.
+    """Return the line for the config by which transformers' class does what the model's code did.
 
-    `config` is config.json, `tokenizer` tokenizer_config.json, `kwargs` what `model.kwargs` says
-    now; empty if that is enough. In the code a token may see those behind it, though config.json
-    does not say so.
+    Empty if `kwargs`, the present `model.kwargs`, are enough. `config` is config.json, `tokenizer`
+    tokenizer_config.json. In the code a token may see later ones, although config.json does not
+    say so.
     """
     needed = dict[str, Any]()
     own = {key: kwargs.get(key) or {} for key in ("config_kwargs", "processor_kwargs")}
@@ -62,5 +57,5 @@ def kwargs_without_code(
 
 
 def written(kwargs: Mapping[str, Any], **added: Any) -> str:
-    """Return `model.kwargs` with what is added, as a key of the config."""
+    """Return the line `model.kwargs: {…}` with what is added."""
     return masked(re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}"))

@@ -1,9 +1,7 @@
-"""The JSON form of a message, which is None if it is missing, torn or of the wrong shape.
-
-And the batch log.
-"""
+"""Writes messages as JSON, and reads them: None if one is missing, torn or of the wrong shape."""
 
 import functools
+import itertools
 import json
 import re
 import types
@@ -21,12 +19,12 @@ Message = TypeVar("Message")
 
 
 def to_json(message: Any) -> bytes:
-    """One JSON object, UTF-8, keys as the dataclass names them; a lone surrogate stays escaped."""
+    """Return one line of JSON in ASCII, with the dataclass's names as keys."""
     return json.dumps(asdict(message), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
 def from_json(kind: type[Message], data: bytes | str | None) -> Message | None:
-    """The message, or None if `data` is not exactly one of that kind; unknown keys are ignored."""
+    """Return the message, or None if `data` is not one of that kind; unknown keys are ignored."""
     try:
         return from_plain(kind, json.loads(data or b""))
     except (ValueError, RecursionError):
@@ -34,19 +32,15 @@ def from_json(kind: type[Message], data: bytes | str | None) -> Message | None:
 
 
 def from_plain(kind: type[Message], values: object) -> Message | None:
-    """The message of what JSON has become in Python, or None as above."""
+    """Return the message of parsed JSON, or None as `from_json`."""
     try:
-        built: Message = _build(kind, values)
+        return typing.cast("Message", _build(kind, values))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
-    return built
 
 
 def write_message(path: Path, message: object, *, durable: bool = True) -> None:
-    """Write the message by one rename.
-
-    Raises OSError; ValueError if it is longer than what is read.
-    """
+    """Write the message by one rename. Raises OSError, ValueError if it would not be read."""
     data = to_json(message)
     if len(data) > READ_LIMIT_BYTES:
         raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
@@ -54,7 +48,7 @@ def write_message(path: Path, message: object, *, durable: bool = True) -> None:
 
 
 def read_message(kind: type[Message], path: Path) -> Message | None:
-    """The message in the file, or None if there is none to be had."""
+    """Return the message in the file, or None as `from_json`."""
     return from_json(kind, read_bounded(path))
 
 
@@ -86,12 +80,10 @@ def _build(kind: Any, value: Any) -> Any:
         known = _fields_of(typing.cast("type", kind))
         given = {}
         for name, hint in known:
-            if (
-                name in value
-            ):  # a journal has a million fields, nearly all of the type that they should have
-                given[name] = (
-                    value[name] if type(value[name]) is hint else _build(hint, value[name])
-                )
+            if name in value:
+                found = value[name]
+                # A journal has a million fields, nearly all of their type: for those no call.
+                given[name] = found if type(found) is hint else _build(hint, found)
         return kind(**given)  # type: ignore[operator]  # a class
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
@@ -101,32 +93,32 @@ def _build(kind: Any, value: Any) -> Any:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The beat in the file, None if there is none to be had, or if it is being written."""
+    """Return the beat in the file; None if there is none, or it is being written."""
     beat = read_message(Beat, path)
     return beat if beat is not None and beat.end == beat.seq else None
 
 
 @frozen
 class BatchRecord:
-    """What a batch log says."""
+    """The content of a batch log."""
 
     facts: Facts | None = None  # none if no batch was written
     written: tuple[tuple[tuple[int, ...], str], ...] = ()
     """(rows, digest) of each batch whose vectors are in the file."""
     under_way: tuple[int, ...] = ()  # rows of the batches that had begun and were not written
     canary: Facts | None = None
-    """As found when the spec's canary got its vector, which is taken for no text's."""
+    """Set if the canary of another chunk got its vector."""
 
 
 def read_batch_log(path: Path) -> BatchRecord:
-    """What the log says, up to the first line that is torn or is none.
+    """Read the log up to the first line that is torn or wrong.
 
-    Batches are written in the order they began.
+    Batches are written in the order in which they begin.
     """
     facts: Facts | None = None
+    canary: Facts | None = None
     begun: list[tuple[int, ...]] = []
     written = []
-    canary: Facts | None = None
     for line in (read_bounded(path) or b"").splitlines(keepends=True):
         said = from_json(BatchLine, line) if line.endswith(b"\n") else None
         if said is not None and said.rows is not None:
@@ -134,13 +126,14 @@ def read_batch_log(path: Path) -> BatchRecord:
         elif said is not None and said.facts is not None:
             facts = said.facts
         elif said is not None and said.digest is not None and facts is not None and begun:
-            if rows := begun.pop(0):
+            rows = begun.pop(0)
+            if rows:
                 written.append((rows, said.digest))
             else:
                 canary = facts
         else:
             break
-    return BatchRecord(facts, tuple(written), tuple(row for rows in begun for row in rows), canary)
+    return BatchRecord(facts, tuple(written), tuple(itertools.chain(*begun)), canary)
 
 
 _SECRETS = (
@@ -148,8 +141,8 @@ _SECRETS = (
     r"\b(hf_|api_org_|sk-|gh[oprsu]_|github_pat_)[\w-]{6,}",
     r"(?i)\b(authorization['\"]?\s{0,5}[:=]\s{0,5}b?['\"]?(?:\w{1,30}\s{1,5})?)[^\s'\",;]+",
     r"(?i)\b(bearer\s{1,5})[\w.~+/=-]{6,}",
-    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)['\"]?\s{0,5}[:=]\s{0,5}['\"]?)"
-    r"[^\s'\",;&)]+",
+    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)"
+    r"['\"]?\s{0,5}[:=]\s{0,5}['\"]?)[^\s'\",;&)]+",
     # A signed or authorized URL, and one with a password.
     r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
     r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
@@ -158,7 +151,7 @@ _SECRET_PATTERNS = tuple(re.compile(pattern) for pattern in _SECRETS)
 
 
 def masked(text: str) -> str:
-    """The text without passwords and tokens."""
+    """Return the text with passwords and tokens replaced by ***."""
     for pattern in _SECRET_PATTERNS:
         text = pattern.sub(r"\1***", text)
     return text
