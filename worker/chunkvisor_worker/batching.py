@@ -77,9 +77,11 @@ def cut_measured(
     """
     assert limits.tokens is not None
     small = replace(limits, tokens=min(limits.tokens, PROBE_TOKENS))
-    for first in cut(lengths, small, flat=flat)[:1]:
-        yield first
-    rest = np.setdiff1d(np.arange(len(lengths)), first) if len(lengths) else lengths
+    if not len(lengths):
+        return
+    first = cut(lengths, small, flat=flat)[0]
+    yield first
+    rest = np.setdiff1d(np.arange(len(lengths)), first)
     if not len(rest):
         return
     fits = padded_tokens(lengths, first, flat=flat)

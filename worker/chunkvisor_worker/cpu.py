@@ -1,7 +1,4 @@
-"""Makes a CPU fast.
-
-Linear layers packed for oneDNN, and batches computed side by side, a thread each.
-"""
+"""Makes a CPU faster: linear layers packed for oneDNN, and several batches computed at once."""
 
 import fcntl
 import functools
@@ -19,14 +16,16 @@ from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import LINEAR_FILE
 from chunkvisor_worker.contract.frozen import frozen
 
-# the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
+# Variables of the environment. The kernel of a model's linear layers, `torch` or `onednn`; not
+# set: the faster one.
 LINEAR = "CHUNKVISOR_LINEAR"
-BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
+# The most batches that are computed at once; not set: as many as there are threads.
+BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
 TORCH = "torch"
 ONEDNN = "onednn"
 
-# The packed weights' share of torch's own time from which on they are used: if both are alike, all
-# workers of a run are to choose the same, whatever else the machine does.
+# Packed weights are used if they take less than this share of torch's own time. If both are alike,
+# all workers of a run choose the same, whatever else the machine does.
 _WORTHWHILE = 0.9
 # Largest difference of two vectors, relative to their largest component, that rounding explains in
 # a deep model.
@@ -36,20 +35,19 @@ _TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> str:
-    """Pack the weights of the model's linear layers if that is faster.
-
-    Says which kernel computes them from now on.
+    """Pack the weights of the model's linear layers if that is faster, and return the kernel's name.
 
     `forward` computes some vectors with the model: those with packed weights have to be the same,
-    up to 1e-5. Whatever goes wrong, the model is as it was. The variable LINEAR of the environment
-    names a kernel, which then is not timed; nor is it if LINEAR_FILE names a file in which an
-    earlier worker has written its choice: vectors would differ.
+    up to 1e-5. Whatever goes wrong, the model is as it was. Nothing is timed if LINEAR names a
+    kernel, or if an earlier worker has written its choice into LINEAR_FILE: the vectors of the two
+    kernels differ in the last digits.
     """
-    wanted, path = os.environ.get(LINEAR, ""), os.environ.get(LINEAR_FILE)
+    wanted = os.environ.get(LINEAR, "")
+    path = os.environ.get(LINEAR_FILE)
     if path is None:
         return _choose(model, forward, wanted)
     with open(path, "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # for two first workers at once
+        fcntl.flock(file, fcntl.LOCK_EX)  # two workers may be the first
         file.seek(0)
         known = file.read()
         chosen = _choose(model, forward, wanted or known)
@@ -77,17 +75,22 @@ def _choose(model: Any, forward: Callable[[], Any], wanted: str) -> str:
         if difference <= _TOLERANCE:
             return ONEDNN
         reason = f"vectors differ by {difference:.1e} of their size"
-    except Exception as error:  # noqa: BLE001 - a model whose code reads its weights, a CPU that oneDNN has nothing for
+    except Exception as error:  # noqa: BLE001 - code that reads weights, a CPU without such kernels
         reason = f"{type(error).__name__}: {error}"
-    print(f"linear layers stay torch's own; with weights packed by oneDNN: {reason}", flush=True)  # noqa: T201 - goes to the log
+    log(f"linear layers stay torch's own; with weights packed by oneDNN: {reason}")
     unpack(layers)
     return TORCH
 
 
-def packable(model: Any) -> list[Any]:
-    """The linear layers whose weight can be packed.
+def log(line: str) -> None:
+    """Print a line, which goes to the worker's log."""
+    print(line, flush=True)  # noqa: T201 - see above
 
-    Plain ones in float32 on the CPU that share it with no other.
+
+def packable(model: Any) -> list[Any]:
+    """Return the linear layers whose weight can be packed.
+
+    They are plain, in float32 on the CPU, and share their weight with no other layer.
     """
     import torch
 
@@ -100,29 +103,25 @@ def packable(model: Any) -> list[Any]:
             and parameter.numel() > 0
         )
 
-    modules = list(model.modules())
-    parameters = [
-        each for module in modules for each in module._parameters.values() if is_plain(each)
-    ]
-    owners = Counter(each.data_ptr() for each in parameters)
-    return [
-        module
-        for module in modules
-        if type(module) is torch.nn.Linear
-        # Not wrapped (accelerate), no weight that is made anew for each pass (the older
-        # weight_norm).
-        and "forward" not in vars(module)
-        and not module._forward_pre_hooks
-        and all(is_plain(each) for each in module._parameters.values() if each is not None)
-        and owners[module.weight.data_ptr()] == 1
-    ]
+    def is_packable(module: Any) -> bool:
+        return (
+            type(module) is torch.nn.Linear
+            # not wrapped (accelerate), no weight made anew for each pass (the older weight_norm)
+            and "forward" not in vars(module)
+            and not module._forward_pre_hooks
+            and all(is_plain(each) for each in module._parameters.values() if each is not None)
+            and owners[module.weight.data_ptr()] == 1
+        )
+
+    owners = Counter[int]()
+    for module in model.modules():
+        plain = filter(is_plain, module._parameters.values())
+        owners.update(each.data_ptr() for each in plain)
+    return [module for module in model.modules() if is_packable(module)]
 
 
 def pack(layers: Iterable[Any]) -> None:
-    """Put a packed weight in the place of each layer's.
-
-    One after the other, so that one at most is there twice.
-    """
+    """Pack each layer's weight, one after the other: only one is in memory twice."""
     import torch
 
     for layer in layers:
@@ -131,7 +130,7 @@ def pack(layers: Iterable[Any]) -> None:
 
 
 def unpack(layers: Iterable[Any]) -> None:
-    """Undo `pack`, to the last bit; layers that are not packed stay as they are."""
+    """Undo `pack`, to the last bit; leave layers that are not packed."""
     import torch
 
     for layer in layers:
@@ -148,16 +147,16 @@ def _packed(weight: Any) -> Any:
 
 
 def _product(layer: Any, given: Any) -> Any:
-    """What a packed layer makes of an input of any number of dimensions."""
+    """Compute a packed layer's output for an input of any number of dimensions."""
     import torch
 
     return torch.ops.mkldnn._linear_pointwise(given, layer.weight, layer.bias, "none", [], "")
 
 
 def measured_ratio(layers: Sequence[Any]) -> float:
-    """Time both kernels for the largest of the layers: the packed one's share of torch's own time.
+    """Time both kernels with the largest layer; return the packed one's share of torch's time.
 
-    It counts the CPU time of one thread, which is the same on a busy machine.
+    The CPU time of one thread counts, which is the same on a busy machine.
     """
     import torch
 
@@ -185,37 +184,20 @@ def measured_ratio(layers: Sequence[Any]) -> float:
 
 Wait: TypeAlias = Callable[[], Vectors]  # waits for a batch's vectors
 
-# Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow
-# core, since a worker that is asked to leave has 25 s for the batches under way and the one that
-# waits for a lane.
+# The most of a batch's padded tokens times the model's weights, for each thread of its lane. A slow
+# core takes 8 s for that: a worker that is asked to leave has 25 s for the batches under way and
+# the one that waits for a lane.
 _MOST_PRODUCTS = 160e9
-_BATCHES_A_LANE = 4  # at least: the last batches of a chunk leave cores without work
+_BATCHES_A_LANE = 4  # at least, since with the last batches of a chunk some lanes are idle
 # Model types of transformers whose forward pass keeps nothing in the model, so that several may be
 # under way.
-STATELESS = frozenset(
-    {
-        *(
-            "bert",
-            "camembert",
-            "distilbert",
-            "electra",
-            "eurobert",
-            "gemma3_text",
-            "llama",
-            "mistral",
-            "modernbert",
-        ),
-        *("mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta"),
-    }
-)
-# Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model
-# meanwhile.
+STATELESS = frozenset((
+    "bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral",
+    "modernbert", "mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta",
+))  # fmt: skip
+# transformers that lack this module replace methods of the model during a forward pass.
 _THREAD_SAFE = "transformers.utils.output_capturing"
-# rotary position embeddings whose frequencies a forward pass changes
-_CHANGING_ROPE = (
-    "dynamic",
-    "longrope",
-)
+_CHANGING_ROPE = ("dynamic", "longrope")  # position embeddings that a forward pass changes
 
 
 @frozen
@@ -232,12 +214,12 @@ class Lanes:
         begins: Callable[[Indices], bool],
         start: Callable[[Indices], Wait],
     ) -> Iterator[tuple[Indices, Vectors]]:
-        """The batches with their vectors, in their order.
+        """Yield the batches with their vectors, in their order.
 
-        `begins` hears of each batch, in this thread; False ends the iteration with those under way.
-        `start` starts to compute one, in a lane's thread if there are several, and what it returns
-        waits for the vectors. A batch of one text has the machine to itself: so it gets through
-        where there is memory for no more.
+        `begins` is called with each batch, in this thread; if it returns False, only those under
+        way are finished. `start` begins to compute one, in a lane's thread if there are several;
+        what it returns waits for the vectors. A batch of one text is computed while no other is:
+        there may be memory for just one.
         """
         under_way: deque[tuple[Indices, Wait]] = deque()
 
@@ -249,22 +231,21 @@ class Lanes:
         if self.count > 1:
             import torch
 
-            print(f"{self.count} batches at a time, threads for each: {self.threads}", flush=True)  # noqa: T201 - goes to the log
+            log(f"{self.count} batches at a time, threads for each: {self.threads}")
             pool = ThreadPoolExecutor(self.count, "lane", torch.set_num_threads, (self.threads,))
         try:
             for indices in batches:
-                alone = pool is not None and len(indices) == 1
-                while under_way and alone:
+                single = pool is not None and len(indices) == 1
+                while under_way and single:
                     yield oldest()
                 if not begins(indices):
                     break
-                if pool is None or alone:
-                    under_way.append((indices, start(indices)))
+                if pool is None or single:
+                    wait = start(indices)
                 else:
-                    under_way.append(
-                        (indices, pool.submit(lambda batch: start(batch)(), indices).result)
-                    )
-                while len(under_way) > (0 if alone else self.ahead):
+                    wait = pool.submit(lambda batch: start(batch)(), indices).result
+                under_way.append((indices, wait))
+                while len(under_way) > (0 if single else self.ahead):
                     yield oldest()
             while under_way:
                 yield oldest()
@@ -274,9 +255,9 @@ class Lanes:
 
 
 def lanes_for(threads: int, batches: int, products: float) -> Lanes:
-    """For this number of batches.
+    """Choose lanes for this number of batches.
 
-    `products` are those of the largest: its padded tokens times the model's weights.
+    `products` are the largest batch's padded tokens times the model's weights.
     """
     least_threads = max(1, math.ceil(products / _MOST_PRODUCTS))
     wanted = os.environ.get(BATCHES_AT_ONCE, "")
@@ -286,16 +267,11 @@ def lanes_for(threads: int, batches: int, products: float) -> Lanes:
 
 
 def is_stateless(model: Any) -> bool:
-    """Whether several forward passes of this plain text model may be under way at once."""
+    """Say whether several forward passes of this plain text model may be under way at once."""
     if importlib.util.find_spec(_THREAD_SAFE) is None:
         return False
     transformer = model.transformers_model
-    rope_types = [getattr(module, "rope_type", None) for module in transformer.modules()]
-    kinds = [
-        kind
-        for each in rope_types
-        for kind in (each.values() if isinstance(each, dict) else [each])
-    ]
-    return transformer.config.model_type in STATELESS and not any(
-        changing in str(kind) for kind in kinds for changing in _CHANGING_ROPE
-    )
+    # A name, or one for each kind of layer.
+    kinds = {str(getattr(module, "rope_type", "")) for module in transformer.modules()}
+    changes = any(kind in " ".join(kinds) for kind in _CHANGING_ROPE)
+    return transformer.config.model_type in STATELESS and not changes

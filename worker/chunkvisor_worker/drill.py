@@ -1,7 +1,4 @@
-"""Faults on purpose.
-
-The beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail.
-"""
+"""Brings about a fault in a worker, for `chunkvisor drill` and `chunkvisor.testing`."""
 
 import contextlib
 import ctypes
@@ -32,7 +29,7 @@ Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
 def simulated(
     name: str, message: str, base: type[Exception] = RuntimeError, **attributes: Any
 ) -> Any:
-    """An exception of a stand-in for the class with this qualified name."""
+    """Make an exception of a class that has this qualified name, though its library is not here."""
     module, _, attribute = name.rpartition(".")
     return type(attribute, (base,), {"__module__": module, **attributes})(message)
 
@@ -42,7 +39,8 @@ def _accelerator_error(code: int, text: str) -> Any:
 
 
 def _oom(_files: AttemptFiles) -> Any:
-    if torch := _torch_on_gpu():
+    torch = _torch_on_gpu()
+    if torch:
         hoard = []
         while True:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
@@ -55,7 +53,8 @@ def _oom(_files: AttemptFiles) -> Any:
 
 
 def _device_assert(_files: AttemptFiles) -> Any:
-    if torch := _torch_on_gpu():
+    torch = _torch_on_gpu()
+    if torch:
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
         torch.cuda.synchronize()  # raises
@@ -84,8 +83,7 @@ def _torch_on_gpu() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-# What brings a fault about, or returns the exception if it cannot be had here; or that exception
-# itself.
+# Of each fault the exception, or a function that brings it about, or else returns its exception.
 SABOTAGES: dict[str, Strike | BaseException] = {
     "oom": _oom,
     "nvml-assert": RuntimeError(
@@ -122,8 +120,8 @@ SABOTAGES: dict[str, Strike | BaseException] = {
     "bad-input": UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
     POISON_ROW: _segfault,
 }
-# When those strike that do not strike in a batch: instead of loading, before vectors are written,
-# or at the end.
+# When a fault strikes that does not strike in a batch: instead of loading, before vectors are
+# written, or at the end.
 _MOMENTS = {
     **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Phase.MODEL_LOAD),
     "nan-row": Phase.WRITE,
@@ -132,7 +130,7 @@ _MOMENTS = {
 
 
 class Tripwire(BeatWriter):
-    """The beat of a worker, with a fault in its way that a test has asked for."""
+    """Writes the beat of a worker, until the provoked fault strikes."""
 
     def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, folder: Path) -> None:
         super().__init__(files.beat)
@@ -144,29 +142,27 @@ class Tripwire(BeatWriter):
         self._wanted = np.delete(np.arange(spec.start, spec.stop), list(spec.skip))
 
     def phase(self, phase: Phase) -> None:
-        """As `BeatWriter.phase`; then the fault."""
+        """Begin the phase; the fault may strike then."""
         loads = phase is Phase.IMPORT and self._moment is Phase.MODEL_LOAD
         super().phase(Phase.MODEL_LOAD if loads else phase)
         if loads or phase is Phase.WRITE:
             self._reach(self.beat.phase)
 
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
-        """As `BeatWriter.batch`; then the fault."""
+        """Begin the batch; the fault may strike then."""
         super().batch(indices, tokens, rows)
-        # Not in a canary of another chunk: what is provoked is about the texts of this one.
+        # Not with a canary of another chunk.
         if isinstance(self.positions, np.ndarray):
             self._reach(Phase.FORWARD, self._wanted[self.positions[indices]].tolist())
 
     def ended(self) -> None:
-        """The fault."""
+        """End the attempt; the fault may strike then."""
         self._reach(Phase.DONE)
 
     def _reach(self, moment: Phase, texts: list[int] | None = None) -> None:
         if self._moment is not moment or not self._is_due(texts or []):
             return
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a full or closed log is no reason to spare the worker
+        with contextlib.suppress(OSError, ValueError):  # the log may be full or closed
             sys.stdout.write(
                 f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n"
             )
@@ -178,12 +174,11 @@ class Tripwire(BeatWriter):
             raise error
 
     def _is_due(self, texts: list[int]) -> bool:
-        """Whether it is to strike now; each time it may, one worker makes the claim."""
+        """Say whether it strikes now; for each time, one worker makes the file of the claim."""
         claims = [self._folder / f"struck-{number}" for number in range(self._fault.times)]
         if self._fault.name != POISON_ROW:
             return any(_made(claim) for claim in claims)
-        # The poison is the first text of the chunk; its number is laid down by the first attempt
-        # that gets there.
+        # The poison is the first text of the first attempt that gets here, which notes its number.
         with contextlib.suppress(OSError):
             _made(claims[0], str(self._spec.start))
             return int(claims[0].read_text()) in texts
@@ -191,13 +186,10 @@ class Tripwire(BeatWriter):
 
 
 def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
-    """Return the beat of an attempt that is to meet a fault, of several the one asked for first.
-
-    None for any other.
-    """
+    """Return the beat of an attempt with a fault to provoke, the first of several; else None."""
     for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
         fault = read_message(ProvokedFault, AttemptFiles(folder).fault)
-        if fault is None or fault.name not in SABOTAGES:  # its test is over
+        if fault is None or fault.name not in SABOTAGES:  # the test that asked for it has ended
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
         if here and (
@@ -208,10 +200,10 @@ def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
 
 
 def _made(path: Path, text: str = "") -> bool:
-    """Whether it was us who made the file."""
+    """Make the file, and say whether this process did it."""
     try:
         with open(path, "x") as file:
             file.write(text)
-    except OSError:  # it exists, or the test is over
+    except OSError:  # it exists, or the test has ended
         return False
     return True

@@ -1,7 +1,4 @@
-"""Makes the record of a fault out of an exception.
-
-Never raises, and lets no token get into the record.
-"""
+"""Makes the record of a fault from an exception, without raising, and without secrets."""
 
 import contextlib
 import os
@@ -20,7 +17,7 @@ from chunkvisor_worker.contract.wire import masked, write_message
 CHAIN_LIMIT = 8
 MESSAGE_CHARS = 8 << 10
 TRACEBACK_CHARS = 32 << 10
-_MASKED_CHARS = 256 << 10  # of a longer text only the two ends are searched for tokens, and kept
+_MASKED_CHARS = 256 << 10  # of a longer text, only both ends are kept and searched for secrets
 
 
 def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -> Fault:
@@ -49,20 +46,17 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -
 
 @contextlib.contextmanager
 def recorded(path: Path, phase: Phase) -> Iterator[None]:
-    """A context that nothing raised within it leaves.
-
-    The process ends, with the record at the path.
-    """
+    """Make a context in which whatever is raised ends the process, with the record at the path."""
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - Rust's panics (pyo3's PanicException) are not an Exception
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         os._exit(write_fault(path, fault_of(error, phase)))
 
 
 def write_fault(path: Path, fault: Fault) -> WorkerExit:
     """Write the record, and return the code to end with.
 
-    On a full or failing disk it has to say that alone.
+    If a full or failing disk does not take the record, the code has to say so.
     """
     try:
         write_message(path, fault)
@@ -98,7 +92,7 @@ def _cause_of(exception: BaseException) -> Cause:
 
 
 def _wait_s(exception: BaseException) -> float:
-    """What `Busy` or a Retry-After in seconds or as a date asks for; 0 if there is none."""
+    """Return the seconds that `Busy` or a Retry-After (seconds or a date) asks for, else 0."""
     with contextlib.suppress(Exception):
         if isinstance(exception, Busy):
             return min(float(exception.seconds), 1e6)  # no infinity: JSON has none
@@ -111,13 +105,13 @@ def _wait_s(exception: BaseException) -> float:
 
 
 def _ends(text: str, limit: int) -> str:
-    """Head and tail: the outermost frames say where, the innermost say what."""
+    """Shorten a traceback to its two ends: the outermost frames say where, the innermost what."""
     half = limit // 2 - 3
     return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
 
 def _number(value: object, *names: str) -> int | None:
-    """The integer at the end of the attributes; None if there is none, or a property raises."""
+    """Return the integer behind these attributes; None if there is none, or a property raises."""
     with contextlib.suppress(Exception):
         for name in names:
             value = getattr(value, name)

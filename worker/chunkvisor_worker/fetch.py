@@ -1,8 +1,6 @@
-"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND`.
+"""`python -m chunkvisor_worker.fetch FOLDER NAME REVISION BACKEND` downloads a model once.
 
-Resolves a hub id and downloads its files, once.
-
-What goes wrong stands in the folder's fault.json, without tokens.
+What went wrong is in the folder's fault.json, without tokens.
 """
 
 import json
@@ -22,11 +20,11 @@ _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 
 
 def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
-    """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
+    """Return (local folder, commit hash) of the model; raises whatever huggingface_hub raises.
 
     Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if
-    there are new ones. `backend` is sentence-transformers': for another than torch all files are
-    taken; with NO_WEIGHTS, code, settings and tokenizers; with ONLY_ASK, none.
+    there are new ones. `backend` is that of sentence-transformers: for another than torch all files
+    are taken; with NO_WEIGHTS, code, settings and tokenizers; with ONLY_ASK, none.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
