@@ -35,7 +35,7 @@ _TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> str:
-    """Pack the weights of the model's linear layers if that is faster, and return the kernel's name.
+    """Pack the weights of the model's linear layers if that is faster; return the kernel's name.
 
     `forward` computes some vectors with the model: those with packed weights have to be the same,
     up to 1e-5. Whatever goes wrong, the model is as it was. Nothing is timed if LINEAR names a

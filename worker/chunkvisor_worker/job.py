@@ -1,18 +1,18 @@
-"""One attempt at one chunk, from its spec to its result or its fault.
+"""Makes one attempt at one chunk, from its spec to its result or its fault.
 
-An encoder is used once, in the order load, tokenize, start, encode, facts, release; in a template
-process it is loaded, and in each process forked from it gets what the output wants (`wanted`) and
-goes on: load again, tokenize, and so on.
+An encoder's methods are called once, in the order load, tokenize, start, encode, facts, release. A
+template process calls `load` alone; each process forked from it sets what its output wants
+(`wanted`), and calls all of them.
 
-- `load` loads the weights to host memory, unless that is done; it touches no CUDA. `tokenize`
+- `load` loads the weights to host memory, unless that is done; it does not use CUDA. `tokenize`
   takes the texts in.
-- `start` moves to the device. After it, `texts_cut` has the texts of more tokens than the model
-  reads, int64 of shape (n, 2): position, and tokens before the cut.
+- `start` moves the model to the device. After it, `texts_cut` has the texts of more tokens than
+  the model reads, int64 of shape (n, 2): position, and tokens before the cut.
 - `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to
-  `tokenize`, each exactly once; float32 of shape (n, dimension). It ends before that if
-  `progress.leaving` says so.
+  `tokenize`, each exactly once; float32 of shape (n, dimension). It ends early if
+  `progress.leaving` becomes true.
 - `facts` has what was found out about the model. `release` gives the device's memory back, and
-  says whether another process may have the device now, before this one has ended.
+  says whether another process may use the device before this one has ended.
 """
 
 import contextlib
@@ -58,41 +58,39 @@ else:
     Encoder = PluginEncoder
 
 _BLOCK_BYTES = 2 << 20
-# exceptions that must not be freed before the end: see `run_and_exit`
+# Exceptions that must not be freed before the process ends, see `run_and_exit`.
 _held: list[BaseException] = []
 
 
 class TextsDamagedError(Exception):
-    """The file of the texts is not the one that the spec speaks of."""
+    """The file of the texts does not have the digest that its spec names."""
 
 
 class VectorFile:
-    """Takes the vectors of an attempt as they come, so that they outlive the worker.
+    """Writes the vectors of an attempt as they come, so that they outlive the worker.
 
-    It is not synced: checksums tell whether all of it is there, and the parent syncs what it takes
-    over. Each method raises OSError.
+    The file is not synced: checksums show whether it is whole, and the parent syncs what it keeps.
+    Each method raises OSError.
     """
 
     def __init__(
         self, files: AttemptFiles, count: int, skip: Sequence[int], facts: Callable[[], Facts]
     ) -> None:
-        """`count` texts in all.
-
-        Those at the positions in `skip` are not encoded here, and stay zero.
-        """
+        """Make a file for `count` texts; the rows in `skip` stay zero."""
         self._files = files
         self._count = count
         self._places = np.delete(np.arange(count, dtype=np.int64), list(skip))
         self._facts = facts
         self._filled = np.zeros(len(self._places), dtype=bool)
-        self._dimension = self._offset = 0
+        self._dimension = 0
+        self._offset = 0  # of the first row in the file
         self._file: FileIO | None = None
         self._log = _create(files.batches, os.O_APPEND | os.O_TRUNC)
 
     def note_cut(self, texts: Indices, cut: Indices) -> None:
-        """Say which of the `texts` (positions here of those that the encoder has) are cut.
+        """Write which texts are cut: `cut` is the encoder's `texts_cut`.
 
-        See `texts_cut`.
+        `texts` are the positions in the attempt of the encoder's texts.
         """
         if len(cut):
             pairs = np.column_stack(
@@ -102,16 +100,13 @@ class VectorFile:
                 file.write(np.ascontiguousarray(pairs, dtype="<i4").tobytes())
 
     def begin(self, indices: Indices | None) -> None:
-        """A batch of the texts at these positions begins.
-
-        None = the canary, which is none of them.
-        """
+        """Begin a batch of the texts at these positions; None = a canary of another chunk."""
         self._say(BatchLine(rows=() if indices is None else tuple(self._places[indices].tolist())))
 
     def add(self, indices: Indices, block: Vectors) -> None:
-        """Write vectors of the oldest batch under way: float32 (n, width).
+        """Write the vectors of the oldest batch under way, float32 of shape (n, dimension).
 
-        Raises BadOutputError for a new width.
+        Raises BadOutputError for another dimension than before.
         """
         file = self._file or self._open(block.shape[1])
         if block.shape[1] != self._dimension:
@@ -132,9 +127,9 @@ class VectorFile:
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
 
     def pass_canary(self, block: Vectors) -> None:
-        """The canary has its vector.
+        """End the batch of a canary of another chunk.
 
-        Raises BadOutputError if it is not one that a sound device gives.
+        Raises BadOutputError if a sound device gives another vector: not finite, or zero.
         """
         if not np.isfinite(block).all() or not block.any():
             raise BadOutputError(
@@ -146,11 +141,11 @@ class VectorFile:
 
     @property
     def left(self) -> int:
-        """Texts that have no vector yet."""
+        """Count the texts that have no vector yet."""
         return len(self._filled) - int(self._filled.sum())
 
     def finish(self) -> tuple[str, int]:
-        """Give the file its name; returns (xxh3-128, size in bytes).
+        """Give the file its name, and return (xxh3-128, size in bytes).
 
         Raises BadOutputError if a text has no vector.
         """
@@ -168,7 +163,7 @@ class VectorFile:
         return digest.hexdigest(), size_bytes
 
     def close(self) -> None:
-        """Close what is open; a worker that fails just ends."""
+        """Close the files; a worker that fails just ends."""
         self._log.close()
         if self._file is not None:
             self._file.close()
@@ -180,15 +175,15 @@ class VectorFile:
         header = io.BytesIO()
         shape = {"descr": "<f4", "fortran_order": False, "shape": (self._count, dimension)}
         np.lib.format.write_array_header_1_0(header, shape)
-        self._dimension, self._offset = dimension, header.tell()
+        self._dimension = dimension
+        self._offset = header.tell()
         self._file = file = _create(self._files.partial, os.O_TRUNC)
         try:
-            # The space is reserved first, so that a full disk shows before the second batch is
-            # computed.
+            # The space is reserved first, so that a full disk shows before the second batch.
             os.posix_fallocate(file.fileno(), 0, self._offset + self._count * 4 * dimension)
         except OSError:
             with contextlib.suppress(OSError):
-                # ext4 keeps what it could reserve, down to the last byte of the disk
+                # else ext4 keeps what it could reserve, and the disk stays full
                 file.truncate(0)
             raise
         _write(file, 0, header.getbuffer())
@@ -199,7 +194,7 @@ class VectorFile:
 def make_encoder(
     model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
 ) -> Encoder:
-    """The encoder that the model names; imports no more than that one needs."""
+    """Make the encoder that the model names, importing no more than it needs."""
     if model.encoder != "sentence-transformers":
         return PluginEncoder(model, encode, device, import_path)
     from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
@@ -208,9 +203,9 @@ def make_encoder(
 
 
 def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
-    """Do what the folder's spec asks for.
+    """Make the attempt in the folder, and end the process with a WorkerExit.
 
-    The exit code tells in short what the folder tells in full.
+    `encoder` is one that a template has loaded.
 
     After a fault it ends the process from within the `except` block: a sticky CUDA fault makes
     torch abort where pinned memory or an event is freed (pytorch#84756), which the frames of the
@@ -221,8 +216,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     if spec is None:
         leave(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
     if spec.threads:
-        # For a torch that is imported later; a supervised worker has it in its environment from the
-        # start.
+        # For a worker run by hand: a supervised one has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
         if encoder is not None:
             _begin_anew(spec.threads)
@@ -237,8 +231,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
         progress = provoked(files, spec) or progress
     try:
         _work(encoder, spec, files, progress, gate)
-    # Rust panics reach Python as a BaseException that is not an Exception (pyo3 PanicException)
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         gc.disable()  # a cycle, too, can hold pinned memory
         log_traceback()
         leave(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
@@ -247,20 +240,19 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
 
 
 def _begin_anew(threads: int) -> None:
-    """Undo in a forked process what its template had to do otherwise than a fresh worker."""
-    # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the
-    # template had. torch is asked first: its answer is OpenMP's, which the pools change.
+    """Give a forked process the threads and the seed that a fresh worker has."""
+    # A template has one thread; another number was chosen by the user's own code, and stays. torch
+    # is asked first: its answer is OpenMP's, which threadpoolctl changes.
     torch = sys.modules.get("torch")
     untouched = torch is not None and torch.get_num_threads() == 1
-    with contextlib.suppress(
-        ImportError
-    ):  # a numpy loaded by the template then multiplies with one thread
+    # Without that package, a numpy that the template has loaded multiplies with one thread.
+    with contextlib.suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(threads)
     if torch is not None and untouched:
         torch.set_num_threads(threads)
-    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every
-    # process.
-    if generators := sys.modules.get("numpy.random"):
+    # Python re-seeds `random` after a fork; torch has the same seed in every process.
+    generators = sys.modules.get("numpy.random")
+    if generators:
         generators.seed()
 
 
@@ -284,8 +276,8 @@ def _work(
     canary = None if spec.canary_row is None else texts[spec.canary_row]
     if spec.canary:
         canary = texts.pop()
-    # In doubt, nothing but the canary is touched before the device has shown that it works: a
-    # tokenizer that dies of a text must not be taken for a device that fails.
+    # A canary is tokenized and encoded before the other texts are tokenized: a tokenizer that
+    # crashes at a text must not look like a device that fails.
     encoder.tokenize(texts if canary is None else [canary], progress)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)
@@ -313,7 +305,7 @@ def _work(
     facts = encoder.facts()
     try:
         progress.know(freed=encoder.release())
-    except Exception as error:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
+    except Exception as error:  # noqa: BLE001 - the end of this process frees the device as well
         log_traceback()
         _held.append(error)
     progress.phase(Phase.WRITE)
@@ -341,10 +333,8 @@ def _work(
 def _encode_canary(
     encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter
 ) -> None:
-    """Encode the canary, to its end.
-
-    No other batch begins meanwhile, not even one that is prefetched.
-    """
+    """Encode the canary to its end, while no other batch is under way."""
+    # Its position, if it is one of the attempt's texts.
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
     if own is not None:
         vectors.note_cut(own, encoder.texts_cut())
@@ -356,7 +346,7 @@ def _encode_canary(
             vectors.pass_canary(block)
         else:
             vectors.add(own, block)
-    if own is None:  # it was none of the attempt's texts
+    if own is None:
         progress.know(rows_done=0, tokens_done=0, padded_tokens=0)
 
 

@@ -1,8 +1,6 @@
-"""`python -m chunkvisor_worker.lengths FOLDER`.
+"""`python -m chunkvisor_worker.lengths FOLDER` counts the tokens of texts, before any cut.
 
-Counts the tokens of texts, as the encoder would before it cuts them.
-
-A tokenizer and a few JSON files of the model are enough for it: no weights, no GPU.
+It needs the tokenizer and a few JSON files of the model: no weights, no GPU.
 """
 
 import itertools
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
+from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import SMALL_FILES, AttemptFiles, read_json
 from chunkvisor_worker.contract.messages import (
@@ -41,7 +39,7 @@ from chunkvisor_worker.tokenizer import (
     transformer_settings,
 )
 
-BLOCK_TEXTS = 1024  # tokenized at once; more of them keep more cores busy, and more memory
+BLOCK_TEXTS = 1024  # tokenized at once; more would use more cores, and more memory
 
 
 class Counter:
@@ -56,7 +54,7 @@ class Counter:
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
         settings = transformer_settings(place)
-        self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
+        self.lower = bool(settings.get("do_lower_case"))  # whether texts are lowered first
         self.max_length = model.max_length
         self.tokenizer: Any = None  # if the model has none
         if kind != "Transformer":
@@ -64,16 +62,15 @@ class Counter:
         from transformers import AutoTokenizer, logging
 
         kwargs = asked_of(settings, own)
-        logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+        logging.set_verbosity_error()  # else each text above the model's limit gives a warning
         trust = model.trust_remote_code is True
         made = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
         self.tokenizer = own_tokenizer(made, place, own)
         config = read_json(place / "config.json")
         rows = config.get("vocab_size")
-        list(check_tokenizer(self.tokenizer, place, own, rows))  # a run has the notes
+        list(check_tokenizer(self.tokenizer, place, own, rows))  # a run shows its notes
         if self.max_length is None:
-            # What sentence-transformers would read: its own setting, else the tokenizer's, within
-            # the positions.
+            # As sentence-transformers: its own setting, else the tokenizer's within the positions.
             length = kwargs.get("model_max_length") or settings.get("max_seq_length")
             if length is None:
                 positions = config.get("max_position_embeddings")
@@ -83,15 +80,15 @@ class Counter:
             self.max_length = int(length) if length < NO_LIMIT else None
 
     def prompt(self, encode: EncodeSpec) -> str:
-        """The text put before every text, as the encoder has it."""
-        # Every model has these two, empty if its files say nothing.
+        """Return the text that the encoder puts before every text."""
+        # Every model has these two, empty if its files do not name them.
         prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
         return chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or ""
 
     def count(self, texts: list[str]) -> list[int]:
-        """Tokens of each text, special ones included, nothing cut.
+        """Count the tokens of each text, with special ones and without any cut.
 
-        Estimated for a model without a tokenizer.
+        They are estimated for a model without a tokenizer.
         """
         if self.tokenizer is None:
             return [estimated_tokens(len(text.encode())) for text in texts]
@@ -109,7 +106,7 @@ class Counter:
 def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     """Count, cut into batches chunk by chunk, and save the lengths to `out`. Raises OSError."""
     prompt = counter.prompt(task.encode)
-    found: list[Indices] = []
+    found = [np.zeros(0, dtype=np.int64)]
     tokens = padded = batches = blank_ends = 0
     for start in range(0, task.count, task.chunk_size * task.every):
         stop = min(task.count, start + task.chunk_size)
@@ -125,11 +122,7 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         padded += sum(padded_tokens(kept, part) for part in parts)
         batches += len(parts)
         found.append(lengths)
-    np.save(
-        out,
-        np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32),
-        allow_pickle=False,
-    )
+    np.save(out, np.concatenate(found).astype(np.int32), allow_pickle=False)
     return LengthsReport(
         str(out),
         counter.max_length,
@@ -142,15 +135,11 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
 
 
 def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:
-    bounds = np.fromfile(
-        task.offsets, dtype="<u8", count=stop - first + 1, offset=8 * first
-    ).astype(np.int64)
+    count = stop - first + 1
+    bounds = np.fromfile(task.offsets, dtype="<u8", count=count, offset=8 * first).tolist()
     with open(task.texts, "rb") as file:
-        file.seek(int(bounds[0]))
-        data = file.read(int(bounds[-1] - bounds[0]))
-    return [
-        data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())
-    ]
+        file.seek(bounds[0])
+        return [file.read(end - begin).decode() for begin, end in itertools.pairwise(bounds)]
 
 
 def main() -> None:
@@ -162,7 +151,8 @@ def main() -> None:
     if request is None:
         leave(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
-        model, path = request.model, request.model.path
+        model = request.model
+        path = model.path
         use_hub(model)
         if path is None:
             from huggingface_hub import snapshot_download

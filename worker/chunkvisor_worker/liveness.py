@@ -1,8 +1,7 @@
-"""Ties the worker to its parent.
+"""Ties the worker to its parent: by its standard input, by signals, and by its beat.
 
-A gate on standard input that is a lifeline as well, signals, and its beat.
-
-Only the work loop beats, no thread of its own, so that a hang is seen.
+Standard input is a gate, before which the worker waits for its device, and a lifeline: its end is
+the worker's end. The beat is written by the work itself, not by a thread, so that a hang shows.
 """
 
 import contextlib
@@ -25,21 +24,18 @@ from chunkvisor_worker.contract.wire import from_json, to_json
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
     from chunkvisor_worker.batching import Indices
 
-# said on the lifeline: when the worker stands at the gate, and when it needs its device no longer
+# Sent on the lifeline when the worker is at the gate, and when it needs its device no longer.
 CALL = b"!"
 _SIZE_BYTES = 1024  # of every beat, so that nothing is left of a longer one
 _INTERVAL_S = 0.25  # between two beats within a phase, at least; a new phase is written at once
 
 
 class Gate:
-    """Standard input, a socket, read by a thread of its own.
-
-    A line opens the gate, the end ends the worker.
-    """
+    """Reads standard input in a thread: a line opens the gate, the end ends the worker."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[Limits] = queue.SimpleQueue()
-        self.leaving = False  # whether no batch more is to be begun
+        self.leaving = False  # whether no further batch is to begin
         threading.Thread(target=self._read, name="lifeline", daemon=True).start()
 
     def wait_for_go(self) -> Limits:
@@ -49,15 +45,13 @@ class Gate:
 
     def call(self) -> None:
         """Have the parent read the beat now."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a pipe, or closed: the parent looks now and then anyway
+        # It may be a pipe, or closed; the parent reads the beat now and then anyway.
+        with contextlib.suppress(OSError, ValueError):
             os.write(sys.stdin.fileno(), CALL)
 
     def _read(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the other end closed before it read our byte: ECONNRESET, the end as well
+        # ECONNRESET if the other end closed before it read our byte: the end as well.
+        with contextlib.suppress(OSError):
             for line in sys.stdin.buffer:
                 limits = from_json(Limits, line)
                 if limits is not None:
@@ -70,38 +64,32 @@ class Gate:
 
 
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
-    """End the process at once, without the interpreter's end and other people's code."""
+    """End the process at once, without exit handlers, which are other people's code."""
     for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a closed or full log must not change the exit code
+        # A closed or full log must not change the exit code.
+        with contextlib.suppress(OSError, ValueError):
             stream.write(words)
             stream.flush()
     os._exit(code)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends.
-
-    Not one that was started by hand.
-    """
-    if parent_pid := os.environ.get(PARENT_PID):
+    """Have the kernel kill this process when the thread of the parent that started it ends."""
+    parent_pid = os.environ.get(PARENT_PID)
+    if parent_pid:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(parent_pid):  # it died before the call, and sends nothing any more
+        if os.getppid() != int(parent_pid):  # it died before the call
             os._exit(WorkerExit.ORPHANED)
 
 
 def be_first_victim() -> None:
-    """Have the kernel end this process, not the parent, when memory runs out.
-
-    See oom_score_adj in proc(5).
-    """
+    """Have the kernel end this process, not the parent, when memory runs out (proc(5))."""
     with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 class BeatWriter:
-    """Where a job and its encoder say what they are doing; each call is a sign of life.
+    """Writes what a job and its encoder are doing; each call is a sign of life.
 
     Each raises OSError.
     """
@@ -115,30 +103,22 @@ class BeatWriter:
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
         self._go_s: float | None = None
-        # what is known by now; the file has it as it was written last
-        self.beat = Beat(0, os.getpid(), Phase.START)
+        self.beat = Beat(0, os.getpid(), Phase.START)  # as it will be written next
         self.phase_s: dict[str, float] = {}
-        # Among the attempt's texts, of those that the encoder has; none for a canary that is none
-        # of them.
+        # The encoder's texts by their position in the attempt; () for a canary of another chunk.
         self.positions: Indices | tuple[()] = ()
 
     @property
     def leaving(self) -> bool:
-        """Whether no batch more is to be begun.
-
-        The vectors of those that have begun are still wanted.
-        """
+        """Say whether no further batch is to begin; those under way are finished."""
         return self.gate is not None and self.gate.leaving
 
     def know(self, **news: Any) -> None:
-        """Take fields of the beat, to be written with the next."""
+        """Set fields of the next beat."""
         self.beat = replace(self.beat, **news)
 
     def phase(self, phase: Phase) -> None:
-        """A new phase begins; a phase may come again, its times add up.
-
-        One that goes on is a sign of life.
-        """
+        """Begin a phase, or continue it. A phase may come again: its times add up."""
         now = time.monotonic()
         before = self.beat.phase
         if phase is before:
@@ -156,21 +136,20 @@ class BeatWriter:
         self._write(now)
 
     def tick(self) -> None:
-        """Still at work within the phase."""
+        """Give a sign of life within the phase."""
         now = time.monotonic()
         if now - self._written_s >= _INTERVAL_S:
             self._write(now)
 
     def batch(self, indices: "Indices", tokens: int, rows: int = 0) -> None:
-        """Begin the texts at these positions, at most `rows` (0 = all) at once.
+        """Begin to encode the encoder's texts at `indices`, at most `rows` (0 = all) at once.
 
-        Padded tokens, 0 = unknown.
+        `tokens` includes padding; 0 = unknown.
         """
         if self.begun is not None:
             self.begun(indices)
         if self.beat.batch_rows == 0:
-            # The largest batch comes first: if the kernel kills the worker over it, its size has to
-            # be known.
+            # Written at once: the largest batch comes first, and the kernel may kill over it.
             self._written_s = 0.0
         self.know(batch_rows=rows or len(indices), batch_tokens=tokens)
         self.tick()
@@ -186,7 +165,7 @@ class BeatWriter:
         self.tick()
 
     def ended(self) -> None:
-        """The result is there, and the process about to end; for a fire drill to have it fail."""
+        """End the attempt, whose result is written; for a drill to override."""
 
     def _write(self, now: float) -> None:
         self._written_s = now
@@ -194,6 +173,5 @@ class BeatWriter:
         if self._fd < 0:
             self._path.unlink(missing_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        # In its place: a rename for each beat would take 0.2 to 0.6 ms, and has the disk write 4
-        # KB.
+        # In place: a rename for each beat takes 0.2 to 0.6 ms, and has the disk write 4 KB.
         os.pwrite(self._fd, to_json(self.beat).ljust(_SIZE_BYTES), 0)

@@ -1,8 +1,7 @@
-"""Builds the model a person asked for, and checks that it is what its files describe.
+"""Loads the model, and checks that it is the one that its files describe.
 
-What the files alone show is checked before any worker starts (`chunkvisor.engine.modelfolder`).
-Here is what only loading shows: weights that were made up, a tokenizer of another model, a setting
-without an effect.
+What the files alone show is checked before any worker starts (`chunkvisor.engine.modelfolder`);
+only loading shows weights drawn at random, a tokenizer of another model, a setting without effect.
 """
 
 import contextlib
@@ -30,65 +29,53 @@ from chunkvisor_worker.tokenizer import (
     probe_ids,
 )
 
-# Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers
-# model's.
+# Keys of `model.kwargs` for SentenceTransformer itself; all others are for the transformers model.
 CONSTRUCTOR_KWARGS = {
-    *(
-        "backend",
-        "config_kwargs",
-        "default_prompt_name",
-        "model_kwargs",
-        "processor_kwargs",
-        "prompts",
-    ),
-    "tokenizer_kwargs",
-}
-# sentence-transformers knows these by their hub id, which the path of a snapshot hides from it.
+    "backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs",
+    "prompts", "tokenizer_kwargs",
+}  # fmt: skip
+# sentence-transformers knows these by their hub id, but is given the path of a snapshot.
 EXCLUDE_PROMPT = frozenset(
     {"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"}
 )
 # Modules of sentence-transformers that need nothing but the padded token ids.
 TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
 NO_LIMIT = 10**9  # a tokenizer without a maximum length says 10**30
-_MOST_NOTES, _NOTE_CHARS = 20, 300  # notes come with each result of a worker, so they are short
+_MOST_NOTES = 20
+_NOTE_CHARS = 300  # notes come with each result of a worker, so they are short
 # A row of the table that transformers logs about weights.
 _REPORTED = re.compile(
     r"^([\w.{}*, -]+?)\s*\|\s*(?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", re.MULTILINE
 )
-# What it logged before version 5, and the names in it.
+# The line about weights of transformers before 5, and the names in it.
 _LISTED = re.compile(r"(not used when|newly initialized).*?: \[(.*)\]$", re.MULTILINE)
 _NAME = re.compile(r"'([^']+)'")
-_INDICES = re.compile(r"\{(\d+)[^}]*\}")  # of several layers, whose names are one row of that table
-# a layer that sentence-transformers does not use: it pools by itself
+_INDICES = re.compile(r"\{(\d+)[^}]*\}")  # numbers of several layers that share a row of that table
+# A layer that sentence-transformers does not use: it pools by itself.
 _POOLER = re.compile(r"(^|\.)pooler\.")
-# Keys of `config_kwargs` that steer the loading, and are not attributes of a config.
+# Keys of `config_kwargs` that are not attributes of a config: they say how it is loaded.
 _AUTO_CONFIG = frozenset(
     {"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"}
 )
 
 
 class Heard(logging.Handler):
-    """What the libraries said while a model was loaded."""
+    """Takes in what the libraries warn of while a model is loaded."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.notes: list[str] = []
-        # names of weights that no file has, and that were drawn at random
-        self.made_up: list[str] = []
-        # names of weights that a file has and the model does not use
-        self.left_over: list[str] = []
+        self.made_up: list[str] = []  # names of weights that no file has: drawn at random
+        self.left_over: list[str] = []  # names of weights that a file has, and the model lacks
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in a log record."""
         self.hear(record.getMessage())
-        if not record.name.startswith("transformers"):  # which prints its own
+        if not record.name.startswith("transformers"):  # it prints its own
             sys.stderr.write(f"{record.getMessage()}\n")
 
     def hear(self, text: str) -> None:
-        """Take in one message.
-
-        What it says of weights, else the whole of it, in one line and once.
-        """
+        """Take in one message: the names of weights in it, or else the whole as a note, once."""
         rows = _REPORTED.findall(text)
         for state, names in _LISTED.findall(text):
             state = "UNEXPECTED" if state.startswith("not used") else "MISSING"
@@ -102,10 +89,11 @@ class Heard(logging.Handler):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear Python's warnings and all libraries' log records, which still reach the log."""
+        """Take in Python's warnings and all libraries' log records; they still reach the log."""
         from transformers.utils import logging as transformers_logging
 
-        verbosity, show = transformers_logging.get_verbosity(), warnings.showwarning
+        verbosity = transformers_logging.get_verbosity()
+        show = warnings.showwarning
         loggers = [logging.getLogger(), logging.getLogger("transformers")]
 
         def shown(message: Any, category: Any, *others: Any, **named: Any) -> None:
@@ -126,7 +114,7 @@ class Heard(logging.Handler):
 
 
 def use_hub(spec: ModelSpec) -> None:
-    """Have libraries that are imported later find the commits of `spec.hub`, offline."""
+    """Have libraries that are imported later find the commits in the cache `spec.hub`, offline."""
     if spec.hub is not None and Path(spec.hub).is_dir():
         places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
         os.environ |= places | {"HF_HUB_OFFLINE": "1"}
@@ -135,30 +123,28 @@ def use_hub(spec: ModelSpec) -> None:
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     """Return the checked SentenceTransformer in eval mode on `device`.
 
-    Raises WrongModelError, ValueError for another setting that the model cannot meet, and whatever
-    the library raises.
+    Raises WrongModelError, ValueError for a setting that the model cannot have, and whatever the
+    library raises.
     """
     from sentence_transformers import SentenceTransformer
 
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
-        # Renamed in transformers 4.56.
-        model_kwargs.setdefault(
-            "torch_dtype" if library() < "transformers 4.56" else "dtype", spec.dtype
-        )
+        name = "torch_dtype" if library() < "transformers 4.56" else "dtype"
+        model_kwargs.setdefault(name, spec.dtype)
     with heard.listening():
         with _code_of(spec):
             model: Any = SentenceTransformer(
                 spec.path or spec.name,
                 # The revision of a local folder is our digest of it, which the library cannot know.
                 revision=None if spec.path else spec.revision,
-                # With a device map of the person's, accelerate places the model.
+                # With a device map from the config, accelerate places the model.
                 device=device if model_kwargs.get("device_map") is None else None,
                 trust_remote_code=spec.trust_remote_code is True,
                 model_kwargs=model_kwargs,
                 **own,
             )
-        if spec.pooling is not None:  # in the place of the one that the library has made up
+        if spec.pooling is not None:  # instead of the one that the library has made up
             from sentence_transformers.sentence_transformer.modules import Pooling
 
             del model[1:]
@@ -167,9 +153,10 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             model.set_pooling_include_prompt(False)
         _fit_length(model, spec.max_length)
         model.eval()
+    # Those of a Router's routes are among the modules.
     backbones = [
         module
-        for module in model.modules()  # those of a Router's routes among them
+        for module in model.modules()
         if type(module).__name__ == "Transformer"
         and hasattr(getattr(module, "model", None), "config")
     ]
@@ -178,7 +165,7 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         _check_buffers(module.model, spec)
         asked = spec.kwargs.get("config_kwargs") or {}
         if "is_causal" in asked:
-            # Read at each pass; taken over while loading only by the classes that have it anyway.
+            # Loading sets it for some classes only, but all of them read it at each pass.
             module.model.config.is_causal = asked["is_causal"]
         _check_config_kwargs(module.model.config, asked)
     use_tokenizers_of_files(model, Path(spec.path or spec.name), spec.kwargs, heard)
@@ -195,7 +182,7 @@ def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], he
         if not hasattr(tokenizer, "name_or_path"):  # StaticEmbedding reads tokenizer.json itself
             continue
         named = Path(tokenizer.name_or_path)
-        # of another model, if the files say so
+        # a folder of another model, if the files name one
         own_folder = (named if named.is_dir() else folder) / place
         own = own_tokenizer(tokenizer, own_folder, kwargs)
         if own is not tokenizer:
@@ -204,7 +191,7 @@ def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], he
                 f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is "
                 "used"
             )
-            # a class of the model's own may have none
+            # A class that comes with the model may have no processor.
             holder = getattr(module, "processor", module)
             if holder is tokenizer:
                 module.processor = own
@@ -220,7 +207,7 @@ def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
     saved = read_json(folder / "modules.json", list) or [{}]
     for module, entry in zip(model, saved, strict=False):
         place = Path(str(entry.get("path", "")))
-        # An Asym, as the Router was called before, has it in config.json.
+        # The Router was called Asym before, and had its routes in config.json.
         names = ("config.json", "router_config.json")
         found = [read_json(folder / place / name).get("structure") for name in names]
         routes = found[-1] or found[0] or {}
@@ -231,14 +218,14 @@ def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
 
 
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`model.kwargs` as (SentenceTransformer's own, the transformers model's)."""
+    """Split `model.kwargs` into (SentenceTransformer's own, the transformers model's)."""
     own = {key: value for key, value in kwargs.items() if key in CONSTRUCTOR_KWARGS}
     rest = {key: value for key, value in kwargs.items() if key not in CONSTRUCTOR_KWARGS}
     return own, {**(own.pop("model_kwargs", None) or {}), **rest}
 
 
 def is_placed_by_loading(spec: ModelSpec) -> bool:
-    """Whether loading puts the weights on their device, so that `.to()` may not."""
+    """Say whether loading puts the weights on their device, so that `.to()` must not."""
     own, model_kwargs = split_kwargs(spec.kwargs)
     saved = read_json(Path(spec.path or spec.name) / "config.json").get("quantization_config")
     asked = any(model_kwargs.get(key) is not None for key in ("quantization_config", "device_map"))
@@ -246,10 +233,7 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
 
 
 def is_plain_text_model(model: Any) -> bool:
-    """Whether token ids are all that the modules need.
-
-    Only then may tokenizing and forwarding be parted.
-    """
+    """Say whether the modules need nothing but token ids, which can be made ahead of the device."""
     first = model[0]
     return (
         model.get_backend() == "torch"
@@ -258,17 +242,16 @@ def is_plain_text_model(model: Any) -> bool:
         and all(type(module).__name__ in TEXT_MODULES for module in model)
         and "processing_kwargs" in inspect.signature(first.preprocess).parameters
         and list(first.modality_config) == ["text"]
-        and not first.processing_kwargs  # its own padding or length would be overridden
+        and not first.processing_kwargs  # ours would override its padding or length
     )
 
 
 def chosen_prompt(
     encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
 ) -> str | None:
-    """Choose the text put before every text, as `encode` does; None for none.
+    """Choose the text that stands before every text, as the library's `encode` does.
 
-    `prompts` are those of the loaded model: query and document, and others. The parent has refused
-    unknown names.
+    `prompts` are those of the loaded model by name. The parent has refused unknown names.
     """
     if encode.prompt is not None:
         return encode.prompt
@@ -276,13 +259,13 @@ def chosen_prompt(
 
 
 def max_length(model: Any) -> int | None:
-    """Tokens the model reads of a text, None if it has no limit."""
+    """Return the tokens that the model reads of a text, None if it has no limit."""
     length = model.max_seq_length
     return int(length) if length is not None and length < NO_LIMIT else None
 
 
 def table_rows(transformer: Any) -> int | None:
-    """Rows of the input embedding table of a transformers model, None if there is no such table."""
+    """Count the rows of a transformers model's table of token embeddings, None without a table."""
     try:
         table = transformer.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -292,10 +275,7 @@ def table_rows(transformer: Any) -> int | None:
 
 
 def _fit_length(model: Any, asked: int | None) -> None:
-    """Set the length asked for.
-
-    Raises ValueError if it is beyond the positions that the config names.
-    """
+    """Set `model.max_length`. Raises ValueError if it is beyond the positions in config.json."""
     if asked is None:
         return
     config: Any = getattr(model.transformers_model, "config", None)
@@ -315,11 +295,10 @@ def _fit_length(model: Any, asked: int | None) -> None:
 
 @contextlib.contextmanager
 def _code_of(spec: ModelSpec) -> Iterator[None]:
-    """Run code that came with the model.
+    """Make a context in which code that came with the model runs.
 
-    What fails in it because of other versions says which to install.
-
-    Memory that nothing fills is filled with NaN meanwhile, so that `_check_buffers` sees it.
+    An error in it that other versions of the libraries explain says which to install. New memory
+    is filled with NaN, so that `_check_buffers` sees what the code has not filled.
     """
     if not spec.trust_remote_code:
         yield
@@ -332,15 +311,11 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
     try:
         yield
     except (AttributeError, ImportError, TypeError, KeyError) as error:
-        # transformers makes a package of that name of a model's code.
-        own = any(
-            "transformers_modules" in frame.filename
-            for frame in traceback.extract_tb(error.__traceback__)
-        )
-        if not own or (
-            isinstance(error, ModuleNotFoundError)
-            and not str(error.name).startswith("transformers")
-        ):
+        # transformers puts a model's code into a package of that name.
+        frames = traceback.extract_tb(error.__traceback__)
+        own = any("transformers_modules" in frame.filename for frame in frames)
+        absent = isinstance(error, ModuleNotFoundError)
+        if not own or (absent and not str(error.name).startswith("transformers")):
             raise
         raise WrongModelError(
             f"the code that comes with the model does not run under {library()}: {error}. "
@@ -360,34 +335,27 @@ def _older(spec: ModelSpec) -> str:
 
 
 def _lines_without_code(spec: ModelSpec) -> str:
-    """Return the line to add to the config if the model's own code is left out.
-
-    Empty if there is none.
-    """
-    files = _json(spec, "config.json"), _json(spec, "tokenizer_config.json")
-    line = kwargs_without_code(*files, spec.kwargs)
+    """Say what to add to the config if the model's own code is left out; empty if nothing."""
+    config = _json(spec, "config.json")
+    line = kwargs_without_code(config, _json(spec, "tokenizer_config.json"), spec.kwargs)
     return f"Set `{line}`" if line else ""
 
 
 def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> None:
     made_up = [name for name in heard.made_up if not _POOLER.search(name)]
     if made_up:
-        others = (
-            f" The files have weights of other names: {_some(sorted(heard.left_over))}."
-            if heard.left_over
-            else ""
-        )
+        others = ""
+        if heard.left_over:
+            others = f" The files have weights of other names: {_some(sorted(heard.left_over))}."
         raise WrongModelError(
             "weights of the model are in none of its files, and were drawn at random: "
             f"{_some(sorted(made_up))}. Download the model again; or choose a checkpoint that was "
             f"saved from the class that its config.json names.{others}"
         )
-    unused = {
-        name
-        for backbone in backbones
-        for name in heard.left_over
-        if _is_unused_layer(name, backbone, spec.kwargs.get("config_kwargs") or {})
-    }
+    asked = spec.kwargs.get("config_kwargs") or {}
+    unused = set[str]()
+    for backbone in backbones:
+        unused |= {name for name in heard.left_over if _is_unused_layer(name, backbone, asked)}
     if unused:
         raise WrongModelError(
             "weights of the model's own layers are in its files and are not used: "
@@ -403,15 +371,14 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
 
 
 def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool:
-    """Say whether a left-over weight is of the layers of the backbone.
+    """Say whether a left-over weight belongs to a layer of the backbone.
 
-    Not of a head, nor a constant.
-
-    A head stands next to the backbone's own parts. Older versions saved positions and masks with
-    the weights: a mask belongs to a module that is made of others, a weight to one of the
-    innermost.
+    A head does not: it stands next to the backbone's own parts. Nor do positions and masks, which
+    older versions saved with the weights: a mask belongs to a module that is made of others, and a
+    weight to an innermost one.
     """
-    parts, prefix = dict(backbone.named_children()), backbone.base_model_prefix
+    parts = dict(backbone.named_children())
+    prefix = backbone.base_model_prefix
     if prefix not in parts:
         name = name.removeprefix(f"{prefix}.")
     parent, _, last = _INDICES.sub(r"\1", name).rpartition(".")
@@ -420,7 +387,7 @@ def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool
     layers = backbone.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     quantized = getattr(backbone.config, "quantization_config", None) is not None
     if quantized or {layers, "num_hidden_layers"} & set(asked):
-        return False  # what only kernels for quantized weights read; fewer layers on purpose
+        return False  # only kernels for quantized weights read it; or fewer layers are asked for
     try:
         module = backbone.get_submodule(parent)
     except AttributeError:
@@ -429,10 +396,7 @@ def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
-    """Refuse buffers that are not saved with the weights.
-
-    Transformers 5 leaves them to the model's code to fill.
-    """
+    """Refuse empty buffers: those that are not saved, which the model's code has to fill."""
     import torch
 
     empty = []
@@ -452,7 +416,8 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
 
 def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
     for key, value in asked.items():
-        found, wanted = getattr(config, key, None), json.dumps(value)
+        found = getattr(config, key, None)
+        wanted = json.dumps(value)
         plain = value is None or isinstance(value, bool | int | float | str)
         if key not in _AUTO_CONFIG and (found != value if plain else found is None):
             raise WrongModelError(
@@ -466,12 +431,10 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
-    """Try whether a token sees only those before it, None if that cannot be told.
+    """Return whether a token sees only those before it; None if that is not known.
 
-    Refuse a model that should not.
-
-    Refuse one as well that reads longer texts than its table of positions, wherever that is, has
-    rows for.
+    Raises WrongModelError if the model's files say otherwise, or if it would read longer texts than
+    it has positions for.
     """
     causal, positions = _try_tokens(model, spec)
     length = max_length(model)
@@ -504,11 +467,10 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
 
 
 def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
-    """Try nine tokens.
+    """Return whether a token sees only those before it, and how many positions there are.
 
-    (whether a token sees only those before it, how many tokens have a position); None = unknown.
-
-    The first token's vector then stays the same, to the last bit, if the last token is another. A
+    Each is None if it is not known. Nine tokens are encoded twice, with another last one: if a
+    token sees only those before it, the first token's vector stays the same, to the last bit. A
     table of positions is one in which nine rows in order are looked up.
     """
     import torch
@@ -520,7 +482,8 @@ def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
     first = rows // 2 + 4 - torch.arange(9, device=model.device)
     second = first.clone()
     second[-1] += 9
-    limits, seen = list[int](), list[Any]()
+    limits = list[int]()
+    seen = list[Any]()
 
     def looked_up(_: Any, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.embedding.default:
@@ -564,10 +527,7 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterabl
 
 
 def _class_of(module: Any) -> str:
-    """Return such as `Transformer (Qwen2Model)`, or `Router (query.
-
-    Transformer (BertModel), Pooling)`.
-    """
+    """Return such as `Transformer (Qwen2Model)` or `Router (query: Transformer (…), Pooling)`."""
     kind = type(module).__name__
     if kind == "Router":
         routes = (
@@ -580,23 +540,20 @@ def _class_of(module: Any) -> str:
 
 
 def _json(spec: ModelSpec, name: str) -> dict[str, Any]:
-    """Read a JSON file of the first module's folder; empty if there is none."""
+    """Read a JSON file in the first module's folder; empty if there is none."""
     found: dict[str, Any] = read_json(first_module(Path(spec.path or spec.name))[1] / name)
     return found
 
 
 def first_module(folder: Path) -> tuple[str, Path]:
-    """Class and folder of the first module that a model's folder names.
-
-    A Transformer, if it names none.
-    """
+    """Return class and folder of the model's first module; a Transformer if there is no list."""
     modules = read_json(folder / "modules.json", list)
     first = modules[0] if modules and isinstance(modules[0], dict) else {}
-    return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(
-        first.get("path", "")
-    )
+    kind = str(first.get("type", "Transformer")).rpartition(".")[2]
+    return kind, folder / str(first.get("path", ""))
 
 
 def _some(names: Iterable[str]) -> str:
     first = list(dict.fromkeys(names))
-    return ", ".join(first[:4]) + (f" and {len(first) - 4} more" if len(first) > 4 else "")
+    more = f" and {len(first) - 4} more" if len(first) > 4 else ""
+    return ", ".join(first[:4]) + more
