@@ -1,4 +1,4 @@
-"""A person's own encoder: `package.module:factory`."""
+"""Calls a user's own encoder, named `package.module:factory` in the config."""
 
 import importlib
 import platform
@@ -12,7 +12,7 @@ from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.liveness import BeatWriter
 
-BATCHES_PER_CALL = 4  # that the plug-in gets at a time: few enough that progress is seen
+BATCHES_PER_CALL = 4  # texts of so many batches go into a call: few, so that progress shows
 
 
 class BadOutputError(Exception):
@@ -24,10 +24,7 @@ class PluginError(Exception):
 
 
 class PluginEncoder:
-    """Calls a person's encoder slice by slice and checks what it returns.
-
-    An encoder as `job` describes it.
-    """
+    """Calls the user's encoder slice by slice, and checks what it returns (see `job`)."""
 
     def __init__(
         self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
@@ -69,13 +66,13 @@ class PluginEncoder:
         self._encoder = self._factory(self._model, self._device)
 
     def texts_cut(self) -> Indices:
-        """None: a plug-in says nothing of tokens."""
+        """Return none: a plug-in does not say."""
         return NONE_CUT
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
-        """Vectors, some batches at a time.
+        """Yield vectors, of some batches at a time.
 
-        Raises BadOutputError, PluginError if the plug-in breaks its contract.
+        Raises BadOutputError or PluginError if the plug-in returns something else.
         """
         step = 1 if limits.alone else limits.rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
@@ -89,17 +86,15 @@ class PluginEncoder:
             yield indices, vectors
 
     def facts(self) -> Facts:
-        """Dimension, and the versions of what is loaded anyway."""
+        """Return the dimension, and versions; torch's only if it is loaded anyway."""
         versions = {"python": platform.python_version(), "numpy": np.__version__}
-        if torch := sys.modules.get("torch"):
+        torch = sys.modules.get("torch")
+        if torch:
             versions["torch"] = str(torch.__version__)
         return Facts(self._dimension, "", self._model.max_length, versions)
 
     def release(self) -> bool:
-        """Have the plug-in give the device back, if it has a method `release`.
-
-        Else its process has to end first.
-        """
+        """Call the plug-in's `release`; without it, a GPU is free when this process ends."""
         release = getattr(self._encoder, "release", None)
         if callable(release):
             release()
@@ -107,10 +102,7 @@ class PluginEncoder:
         return self._device == "cpu"
 
     def _finish(self, returned: object, count: int) -> Vectors:
-        """Check what the plug-in returned, and make of it what the output wants.
-
-        Float32, cut, of length 1.
-        """
+        """Check what the plug-in returned, and make it float32, truncated, normalized as asked."""
         if not isinstance(returned, np.ndarray):
             raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
         if returned.dtype not in (np.float32, np.float16, np.float64):
@@ -131,9 +123,8 @@ class PluginEncoder:
                 )
             vectors = vectors[:, :width]
         if self.wanted.normalize:
-            # Like torch, which divides a length of almost 0 by this.
-            vectors = (
-                vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            ).astype(np.float32)
+            # torch divides by at least this, too.
+            lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            vectors = (vectors / lengths).astype(np.float32)
         self._dimension = vectors.shape[1]
         return vectors

@@ -1,7 +1,4 @@
-"""`python -m chunkvisor_worker.probe OUT.json`.
-
-Computes a product with torch on the CPU and on every visible GPU.
-"""
+"""`python -m chunkvisor_worker.probe OUT.json` tries out torch on the CPU and every visible GPU."""
 
 import contextlib
 import importlib.metadata
@@ -50,11 +47,10 @@ def probe(out: Path) -> ProbeReport:
 
         reached(phase=Phase.FORWARD, cuda=torch.version.cuda, hip=torch.version.hip)
         _multiply(torch, "cpu")
-        # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to
-        # look for.
+        # With an empty CUDA_VISIBLE_DEVICES torch is to see no GPU, as in a worker on the CPU.
         if report.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
             reached(phase=Phase.CUDA_INIT)
-            # An allocation gives the reason (no driver, no device); is_available() only says no.
+            # An allocation says why there is no GPU; is_available() only says that there is none.
             torch.zeros(1, device="cuda")
             for index in range(torch.cuda.device_count()):
                 _multiply(torch, f"cuda:{index}")
@@ -65,16 +61,13 @@ def probe(out: Path) -> ProbeReport:
                 )
                 reached(gpus=(*report.gpus, gpu))
         reached(phase=Phase.DONE)
-    except BaseException as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
+    except BaseException as error:  # noqa: BLE001 - a broken installation may raise anything
         reached(fault=fault_of(error, report.phase))
     return report
 
 
 def _multiply(torch: Any, device: str) -> None:
-    """A product whose result is known.
-
-    With it, the kernels of this generation and the BLAS library are loaded.
-    """
+    """Compute a product whose result is known, with the kernels and the BLAS library."""
     ones = torch.ones((_SIZE, _SIZE), device=device)
     total = float((ones @ ones).sum().item())
     if total != _SIZE**3:

@@ -1,8 +1,8 @@
-"""The encoder that runs a sentence-transformers model on one chunk.
+"""Encodes a chunk with a sentence-transformers model.
 
-Its vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding
-that comes with another batch. If there is no GPU to be had it fails, and does not fall back to the
-CPU.
+The vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding
+that comes with another batch. Without the GPU that is asked for it fails: it never falls back to
+the CPU.
 """
 
 import copy
@@ -34,36 +34,36 @@ from chunkvisor_worker.model import (
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenizer import WrongModelError
 
-# torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+# What torch may hold of a GPU that is free for the next worker: workspaces of cuBLAS.
 _LEFT_BYTES = 256 << 20
 _PROBE = "A short text."
 _SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
-    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut.
+    """Return (position, tokens before the cut) of each text that a tokenizer in Rust has cut.
 
-    None if there is no such one.
+    None for a tokenizer in Python, which does not say.
     """
     encodings = getattr(features, "encodings", None)
     if encodings is None:
         return None
-    longest, found = max((len(each) for each in encodings), default=0), []
+    longest = max(map(len, encodings), default=0)
+    found = []
     for at, each in enumerate(encodings):
-        if len(each) == longest and (rest := each.overflowing):
-            found.append(
-                (at, len(each) + sum(len(more) - sum(more.special_tokens_mask) for more in rest))
-            )
+        # `overflowing` takes time to read, and only the longest can be cut.
+        rest = each.overflowing if len(each) == longest else ()
+        if rest:
+            more = sum(len(part) - sum(part.special_tokens_mask) for part in rest)
+            found.append((at, len(each) + more))
     return found
 
 
 def padded(rows: Sequence[dict[str, Indices]], tokenizer: Any) -> dict[str, Indices]:
-    """Pad the rows to the longest, as `tokenizer.pad` does.
-
-    By lists, that takes 80 % of a host's time for a batch.
-    """
+    """Pad the rows to the longest, as `tokenizer.pad` does, which takes 80 % of the host's time."""
     sizes = np.array([len(row["input_ids"]) for row in rows])[:, None]
-    columns, longest = np.arange(sizes.max()), sizes.max()
+    longest = sizes.max()
+    columns = np.arange(longest)
     held = columns < sizes if tokenizer.padding_side == "right" else columns >= longest - sizes
     fills = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     batch = {}
@@ -76,16 +76,16 @@ def padded(rows: Sequence[dict[str, Indices]], tokenizer: Any) -> dict[str, Indi
 class PinnedBuffers:
     """Pinned host memory through which a batch goes to the device and its vectors come back.
 
-    It is kept: torch records an event in the destructor of a pinned tensor, where the error of a
-    context that is lost cannot be raised, and ends the process by abort (CachingHostAllocator;
+    It is never freed: torch records an event in the destructor of a pinned tensor, where the error
+    of a lost context cannot be raised and ends the process by abort (CachingHostAllocator;
     pytorch#84756). Two batches take turns: before the third uses the buffers of the first, the
-    vectors of that one have been waited for.
+    vectors of the first have been waited for.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, str], Any] = {}
         self._outgrown: list[Any] = []
-        self.turn = 0  # 0 or 1: of which batch the copies are from now on
+        self.turn = 0  # 0 or 1: the set of buffers for the batch that begins next
 
     def to_device(self, name: str, tensor: Any, device: Any) -> Any:
         """Return the tensor on the device, copied while another batch is computed."""
@@ -94,10 +94,7 @@ class PinnedBuffers:
         return self._like(name, tensor).copy_(tensor).to(device, non_blocking=True)
 
     def begin_copy(self, vectors: Any) -> Callable[[], Vectors]:
-        """Begin to copy the vectors to host memory.
-
-        The function that comes back waits for the copy.
-        """
+        """Begin to copy the vectors to host memory; return a function that waits for the copy."""
         if vectors.device.type == "cpu":
             return lambda: vectors.numpy()
         import torch
@@ -128,9 +125,9 @@ class PinnedBuffers:
 
 
 def repeat_keys_without_fused_kernel(dtype: Any) -> None:
-    """Have keys and values of grouped queries repeated where no fused kernel takes them.
+    """Have keys and values of grouped queries repeated if no fused kernel takes them as they are.
 
-    The flash and cuDNN kernels want half precision and Ampere. Otherwise sdpa would take the math
+    The flash and cuDNN kernels need half precision and Ampere. Otherwise sdpa would take the math
     kernel, with all scores in memory: 48 GiB for one text of 32k tokens (Qwen2-1.5B).
     """
     import torch
@@ -198,7 +195,7 @@ class SentenceTransformerEncoder:
             self._load("cpu", progress)
 
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
-        """Turn the texts into token ids. Raises TypeError for a lone surrogate."""
+        """Turn the texts into token ids. Raises TypeError for half of a surrogate pair."""
         self._texts = texts
         if self._model is not None:
             progress.phase(Phase.TOKENIZE)
@@ -210,8 +207,7 @@ class SentenceTransformerEncoder:
             import torch
 
             progress.phase(Phase.CUDA_INIT)
-            # An allocation gives the reason (no driver, no device, CPU-only build); is_available()
-            # only says no.
+            # An allocation says why there is no GPU; is_available() only says that there is none.
             torch.zeros(1, device=self._device)
         if self._model is None:
             self._load(self._device, progress)
@@ -226,10 +222,9 @@ class SentenceTransformerEncoder:
             self._causal = check_attention(self._model, self._spec)
 
     def _make_masks_without_waiting(self) -> None:
-        """Have the mask for sdpa made by what the host knows of the padding.
+        """Make the mask for sdpa from what the host knows of the padding.
 
-        transformers would ask the device whether a batch has any, and so wait for the batches
-        before it.
+        transformers would ask the device whether there is any, and so wait for earlier batches.
         """
         try:
             from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -246,16 +241,16 @@ class SentenceTransformerEncoder:
         AttentionMaskInterface.register("sdpa", mask)
 
     def texts_cut(self) -> Indices:
-        """Texts of more tokens than the model reads; none if the tokenizer does not say."""
+        """Return texts of more tokens than the model reads; none if the tokenizer does not say."""
         return NONE_CUT if self._cut is None else self._cut
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
-        """Vectors of all texts, longest first.
+        """Yield vectors of all texts, longest first.
 
-        On a GPU a batch is padded and copied while the one before it computes. On a CPU there may
-        be several `lanes`. Raises BadOutputError for an output that is not one vector a text,
-        WrongModelError for a model whose vectors depend on the padding; batches of one text have
-        none.
+        On a GPU a batch is padded and copied while the one before it is computed. On a CPU there
+        may be several `lanes`. Raises BadOutputError for an output that is not one vector a text,
+        WrongModelError for a model whose vectors depend on the padding, which batches of one text
+        do not have.
         """
         if limits.rows > 1 and not self._is_tried:
             self._check_padding(progress)
@@ -276,9 +271,7 @@ class SentenceTransformerEncoder:
         def begins(indices: Indices) -> bool:
             if progress.leaving:
                 return False
-            progress.batch(
-                indices, padded_tokens(self._lengths, indices, flat=self._flat) if counted else 0
-            )
+            progress.batch(indices, self._padded_tokens(indices))
             self._pinned.turn = 1 - self._pinned.turn
             return True
 
@@ -288,16 +281,19 @@ class SentenceTransformerEncoder:
                     f"the model returned shape {vectors.shape} for {len(indices)} texts"
                 )
             self._dimension = vectors.shape[1]
-            tokens = (
-                int(self._lengths[indices].sum()),
-                padded_tokens(self._lengths, indices, flat=self._flat),
-            )
-            progress.advance(len(indices), *(tokens if counted else (0, 0)))
+            tokens = int(self._lengths[indices].sum()) if counted else 0
+            progress.advance(len(indices), tokens, self._padded_tokens(indices))
             yield indices, vectors
+
+    def _padded_tokens(self, indices: Indices) -> int:
+        """Count the tokens of a batch with its padding, 0 if they are not counted."""
+        if self._rows is None:
+            return 0
+        return padded_tokens(self._lengths, indices, flat=self._flat)
 
     def _check_padding(self, progress: BeatWriter) -> None:
         """Refuse a model whose vectors depend on the padding, beyond rounding."""
-        # A canary's batch had no padding; masks are made by what this object knows, not its copy.
+        # Masks are made from this attribute, not from the copy's; a canary may have set it.
         self._is_padded = None
         trial = copy.copy(self)
         trial._texts = [_PROBE, " ".join([_PROBE] * 16)]
@@ -305,8 +301,10 @@ class SentenceTransformerEncoder:
         allowed = allowed_difference(str(self._model.dtype).removeprefix("torch."), self._spec)
 
         def depends() -> bool:
-            alone, among = (trial._forward(np.arange(rows))()[0] for rows in (1, 2))
-            return bool(np.linalg.norm(among - alone) > allowed * np.linalg.norm(alone))
+            unpadded = trial._forward(np.arange(1))()[0]
+            padded_one = trial._forward(np.arange(2))()[0]
+            distance = np.linalg.norm(padded_one - unpadded)
+            return bool(distance > allowed * np.linalg.norm(unpadded))
 
         if not depends():
             return
@@ -327,7 +325,7 @@ class SentenceTransformerEncoder:
         )
 
     def facts(self) -> Facts:
-        """Dimension, dtype and maximum length as found; versions of what computed the vectors."""
+        """Return dimension, dtype and maximum length, and versions of what computed the vectors."""
         import sentence_transformers
         import torch
         import transformers
@@ -350,9 +348,9 @@ class SentenceTransformerEncoder:
         )
 
     def release(self) -> bool:
-        """Drop the weights.
+        """Drop the weights, and say whether nearly all memory of the GPU that we held is free.
 
-        False if nearly all of the GPU's memory is not free then, or not ours (ONNX, OpenVINO).
+        False for ONNX and OpenVINO, whose memory is not ours.
         """
         if self._device == "cpu":
             return True
@@ -373,16 +371,15 @@ class SentenceTransformerEncoder:
             if device == self._device == "cpu":
                 self._causal = check_attention(model, self._spec)
             if is_plain_text_model(model):
-                # Embeddings are looked up, not multiplied. Before layers are packed: those keep
-                # none.
+                # Embeddings are not multiplied. Counted before layers are packed: those have none.
                 self._weights = int(
                     model.transformers_model.num_parameters(exclude_embeddings=True)
                 )
                 if self._device == "cpu":
                     self._linear = cpu.choose(model, self._sample_vector)
-        # The first dimensions of each vector, as asked for or else as saved with the model.
+        # As asked for, or else as saved with the model.
         asked = self.wanted.truncate_dim
-        self._model.truncate_dim = None  # or the library would count those of before
+        self._model.truncate_dim = None  # so that the library says the full dimension
         full = self._model.get_embedding_dimension()
         if asked is not None and full is not None and asked > full:
             raise ValueError(
@@ -395,9 +392,9 @@ class SentenceTransformerEncoder:
         )
 
     def _sample_vector(self) -> Any:
-        """The vector of eight tokens, of shape (1, dimension).
+        """Compute the vector of eight tokens, of shape (1, dimension).
 
-        A tokenizer would start threads in a template.
+        Without the tokenizer, which would start threads in a template.
         """
         import torch
 
@@ -410,7 +407,7 @@ class SentenceTransformerEncoder:
 
     def _tokenize(self, progress: BeatWriter) -> None:
         self._rows = self._cut = None
-        # What the model's own `encode` is to be given, it is given.
+        # `encode.kwargs` are for the model's own `encode`.
         if not is_plain_text_model(self._model) or self.wanted.kwargs:
             sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
             limit = max_length(self._model) or max(sizes, default=0)
@@ -419,16 +416,18 @@ class SentenceTransformerEncoder:
             )
             return
         first = self._model[0]
-        if getattr(
-            first, "can_flatten_inputs", False
-        ):  # by flash attention; here its texts are wanted one by one
-            self._flat, first.can_flatten_inputs = True, False
+        # Flash attention takes texts end to end; the tokenizer is to give them one by one.
+        if getattr(first, "can_flatten_inputs", False):
+            self._flat = True
+            first.can_flatten_inputs = False
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without
         # padding.
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
         asked = {"prompt": self._prompt, "processing_kwargs": asked}
         asked |= {"task": self.wanted.task} if self.wanted.task is not None else {}
-        rows, cuts, says = list[dict[str, Indices]](), list[tuple[int, int]](), True
+        rows = list[dict[str, Indices]]()
+        cuts = list[tuple[int, int]]()
+        says = True  # whether the tokenizer says what it cuts
         for start in range(0, len(self._texts), _SLICE):
             progress.tick()
             features = self._model.preprocess(self._texts[start : start + _SLICE], **asked)
@@ -438,9 +437,8 @@ class SentenceTransformerEncoder:
             says = says and found is not None
             cuts += [(start + at, tokens) for at, tokens in found or ()]
             for row in zip(*columns.values(), strict=True):
-                rows.append(
-                    dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True))
-                )
+                arrays = [np.array(ids, dtype=np.int64) for ids in row]
+                rows.append(dict(zip(columns, arrays, strict=True)))
         self._rows = rows
         self._lengths = np.array([len(row["input_ids"]) for row in rows], dtype=np.int64)
         self._cut = np.array(cuts, dtype=np.int64).reshape(-1, 2) if says else None
@@ -455,7 +453,7 @@ class SentenceTransformerEncoder:
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _end_to_end(self, rows: Sequence[dict[str, Indices]]) -> dict[str, Any]:
-        """Collate the texts as Transformer.preprocess does for flash attention."""
+        """Put the texts end to end for flash attention, as Transformer.preprocess does."""
         first = self._model[0]
         batch: dict[str, Any] = dict(
             first.data_collator([{"input_ids": row["input_ids"].tolist()} for row in rows])

@@ -1,10 +1,8 @@
-"""`python -m chunkvisor_worker.template FOLDER`.
-
-Loads a model once, then forks a worker for each chunk that asks.
+"""`python -m chunkvisor_worker.template FOLDER` loads a model once, and forks workers from it.
 
 It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is
-the socket to the parent; its end is the parent's. (The standard library's forkserver gives a child
-no standard input, log or group.)
+the socket to the parent; when it closes, the template ends. (The standard library's forkserver
+gives a child no standard input, log or process group.)
 """
 
 import contextlib
@@ -38,11 +36,9 @@ from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
 from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave
 
-# Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without
-# it in the child.
+# Threads that a fork may leave behind: jemalloc, which pyarrow brings, does without in the child.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-# The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's
-# driver.
+# Files of GPU drivers: nvidia0, nvidiactl, nvidia-uvm; a Jetson's; WSL's; AMD's.
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
 
 
@@ -55,7 +51,7 @@ class Template:
         self._alive: dict[int, int] = {}  # pid of each worker that has not ended, by its pidfd
 
     def serve(self) -> None:
-        """Obey until the parent is gone."""
+        """Obey the parent's orders until it is gone."""
         poll = select.poll()
         poll.register(self._orders, select.POLLIN)
         while True:
@@ -92,24 +88,22 @@ class Template:
     def _tell_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
         os.close(pidfd)
-        # Until it is reaped, the kernel gives its number to no other group.
+        # Before it is reaped: until then no other group can get its number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
-        # a few objects, all others being frozen; so that a chunk leaves nothing behind
-        gc.collect()
+        gc.collect()  # fast, since what was loaded is frozen
 
 
 def _be_worker(
     order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder
 ) -> NoReturn:
-    """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
+    """Make the attempt with the loaded encoder, and end the process whatever happens.
 
-    There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to
-    lose work. When the parent is gone, the lifeline ends this process, or the next run does (a
-    library may never let go of the GIL). `not_ours` are the template's own descriptors; what an
-    import has opened stays open.
+    `not_ours` are the template's own descriptors; what an import has opened stays open. Without
+    PR_SET_PDEATHSIG, which would end the worker with the template: when the parent is gone, the
+    lifeline ends this process, or the next run does (a library may never release the GIL).
     """
     try:
         os.setsid()
@@ -122,36 +116,38 @@ def _be_worker(
             os.environ.pop(name, None)
         os.environ.update(order.environment)
         sys.argv[1:] = [order.folder]
-        if use := find_gpu_use():
+        use = find_gpu_use()
+        if use:
             leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
         run_and_exit(Path(order.folder), encoder)
-    except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
+    except BaseException:  # noqa: BLE001 - nothing may return to the template's loop
         traceback.print_exc()
     leave(WorkerExit.FAULT)
 
 
 def find_gpu_use() -> str:
-    """Say in words by what this process has begun to use a GPU; empty if it has not.
+    """Say what shows that this process has begun to use a GPU; empty if nothing does.
 
-    No CUDA context survives a fork. CUDA and NVML themselves are not asked: to ask them is to start
-    them. What is initialized, by whatever framework, holds a file of the driver open.
+    No CUDA context survives a fork. CUDA and NVML are not asked, since that would start them; once
+    started, by whatever framework, they hold a file of the driver open.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
-            if _GPU_FILE.search(target := str(entry.readlink())):
+            target = str(entry.readlink())
+            if _GPU_FILE.search(target):
                 return f"it has {target} open"
-    # In a forked process: torch marks every fork that comes after it has asked the driver for
-    # anything.
+    # torch knows in a forked process whether it had asked the driver before the fork.
     torch: Any = sys.modules.get("torch")
     bad_fork = hasattr(torch, "cuda") and torch.cuda._is_in_bad_fork()
     return "torch had asked CUDA before the fork" if bad_fork else ""
 
 
 def find_taint() -> str:
-    """Say in words why no worker may be forked from this process; empty if all is well."""
-    if use := find_gpu_use():
+    """Say why no worker may be forked from this process; empty if one may."""
+    use = find_gpu_use()
+    if use:
         return f"loading the model, or importing the plug-in, has begun to use the GPU ({use})"
-    # A fork leaves other threads behind, with whatever locks they hold.
+    # A fork does not copy other threads, but the locks that they hold.
     threads = list[str]()
     own = Path("/proc/thread-self").readlink().name
     for task in Path("/proc/self/task").iterdir():
@@ -168,10 +164,10 @@ def find_taint() -> str:
 
 
 class ShownGpu(importlib.abc.MetaPathFinder):
-    """A context in which torch says what it says in a worker: that there is one GPU.
+    """A context in which torch says that there is one GPU, as it will in a worker.
 
-    Code that is loaded builds on that answer, and transformers keeps it; torch itself would ask the
-    driver.
+    Code that is loaded relies on that answer, and transformers caches it; torch itself would ask
+    the driver.
     """
 
     def __init__(self) -> None:
@@ -187,10 +183,7 @@ class ShownGpu(importlib.abc.MetaPathFinder):
             setattr(sys.modules["torch.cuda"], name, original)
 
     def find_spec(self, _fullname: str, _path: Any = None, _target: Any = None) -> None:
-        """Find nothing; but replace the answers once torch.cuda is there.
-
-        Torch imports much after it, and comes by.
-        """
+        """Find nothing, but replace torch.cuda's answers at the first import after torch.cuda."""
         cuda: Any = sys.modules.get("torch.cuda")
         answers = {"is_available": lambda: True, "device_count": lambda: 1}
         if not self._replaced and all(hasattr(cuda, name) for name in answers):
@@ -210,17 +203,14 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         # On the CPU a fresh worker is shown no GPU either.
         with contextlib.nullcontext() if spec.device == "cpu" else ShownGpu():
             encoder.load(progress)
-    except BaseException as error:  # noqa: BLE001 - a Rust panic is not an Exception, and needs its record, too
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         found = diagnose(fault)
-        if (
-            spec.device != "cpu" and found.rule.name == "no-gpu-visible"
-        ):  # no fault of the machine: without a record
-            return (
-                None,
-                f"while it loads, it uses a GPU, and a template shows it none ({found.headline})",
-            )
+        # The machine has no fault then, so there is no record.
+        if spec.device != "cpu" and found.rule.name == "no-gpu-visible":
+            why = "while it loads, it uses a GPU, and a template shows it none"
+            return None, f"{why} ({found.headline})"
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {found.headline}"
     unfit = find_taint()
@@ -242,7 +232,7 @@ def main() -> None:
         orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.FAULT)
     progress.phase(Phase.READY)
-    # What is here now stays: the collector must not write to its pages, which all workers share.
+    # The collector must not write to what was loaded: all workers share those pages.
     gc.collect()
     gc.freeze()
     template = Template(orders, encoder)

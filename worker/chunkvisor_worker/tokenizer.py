@@ -1,7 +1,7 @@
-"""Has a tokenizer give the ids that its folder describes, or refuses it.
+"""Makes sure that a tokenizer gives the ids that its folder describes, or refuses it.
 
-transformers 5 builds a tokenizer by the class that tokenizer_config.json names. Of tokenizer.json
-it takes the vocabulary alone: another normalizer, pre-tokenizer or post-processor is lost, and the
+transformers 5 builds a tokenizer by the class that tokenizer_config.json names, and takes only the
+vocabulary from tokenizer.json: another normalizer, pre-tokenizer or post-processor is lost, and the
 vectors are finite and wrong.
 """
 
@@ -13,8 +13,7 @@ from typing import Any
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.right import kwargs_without_code
 
-# Texts of several languages; then digits, cases, accents, letters and spaces that a normalizer may
-# change.
+# Texts of six languages; then digits, cases, accents, letters and spaces that a normalizer changes.
 _SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
     "Москва является столицей России.",
@@ -28,8 +27,8 @@ _SAMPLES = (
     "  two  spaces\tand\n\nlines \r\n of  code_like->text(); ",
     "MTLLNPQWYV ACGTTGCA CC(=O)Oc1ccccc1",
 )
-# What tokenizer_config.json, or else the class, says over tokenizer.json, as BertNormalizer and
-# ByteLevel call it.
+# Attributes of BertNormalizer and ByteLevel: for these, tokenizer_config.json or the class count,
+# not tokenizer.json.
 _FLAGS = ("lowercase", "strip_accents", "handle_chinese_chars", "add_prefix_space")
 # Settings that ask for other tokens than those of tokenizer.json.
 _ON_PURPOSE = ("add_prefix_space", "fix_mistral_regex", "legacy", "src_lang", "tokenizer_file")
@@ -37,32 +36,27 @@ _ENDS = {"add_bos_token": ("bos", 0, "first"), "add_eos_token": ("eos", -1, "las
 
 
 class WrongModelError(ValueError):
-    """The model that was loaded is not the one that its files describe.
-
-    The vectors would be finite and wrong.
-    """
+    """The loaded model is not the one that its files describe: its vectors would be wrong."""
 
 
 def asked_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge what each mapping has for a tokenizer, under any name; the last wins."""
-    names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first
-    return {
-        key: value
-        for each in settings
-        for name in names
-        for key, value in (each.get(name) or {}).items()
-        if key != "trust_remote_code"  # not for a model's files to say
-    }
+    """Merge the arguments for a tokenizer, which each mapping has under any name; the last wins."""
+    found = dict[str, Any]()
+    for each in settings:
+        for name in ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs"):  # oldest first
+            found |= each.get(name) or {}
+    found.pop("trust_remote_code", None)  # only the config may say so
+    return found
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """Return what sentence-transformers has saved about a module, under any file name."""
+    """Return what sentence-transformers has saved about a Transformer, under any file name."""
     found = [read_json(path) for path in sorted(folder.glob("sentence_*_config.json"))]
     return dict(found[0]) if found else {}
 
 
 def probe_ids(tokenizer: Any) -> list[int]:
-    """Return the token ids of one text, for the manifest, without an alarm about a short limit."""
+    """Return the token ids of one text, without the warning that it is too long."""
     return list(tokenizer("A short text.", verbose=False)["input_ids"])
 
 
@@ -72,17 +66,15 @@ def library() -> str:
 
 
 def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of `folder`/tokenizer.json, if `tokenizer` gives other ids.
+    """Return the tokenizer of `folder`/tokenizer.json if `tokenizer` gives other ids, else that.
 
-    Else `tokenizer`.
-
-    `kwargs` are those of the model.
+    `kwargs` are `model.kwargs`.
     """
-    settings, file = transformer_settings(folder), folder / "tokenizer.json"
+    settings = transformer_settings(folder)
+    file = folder / "tokenizer.json"
     asked = asked_of(settings, kwargs)
     kind = type(tokenizer)
-    # A class in Python never reads the file, version 4 always did, and code of the model may do as
-    # it likes.
+    # A class in Python never reads the file, version 4 always did, and a model's own code decides.
     known = hasattr(tokenizer, "backend_tokenizer") and library() > "transformers 5"
     if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
         return tokenizer
@@ -101,28 +93,27 @@ def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> An
         setattr(own, name, getattr(tokenizer, name))
     backend = own.backend_tokenizer
     for name in ("normalizer", "pre_tokenizer"):
-        ours, theirs = getattr(backend, name), getattr(tokenizer.backend_tokenizer, name)
+        ours = getattr(backend, name)
+        theirs = getattr(tokenizer.backend_tokenizer, name)
         for flag in _FLAGS:
             if hasattr(ours, flag) and hasattr(theirs, flag):
                 setattr(ours, flag, getattr(theirs, flag))
-    if settings.get("do_lower_case"):  # sentence-transformers has put it there
+    if settings.get("do_lower_case"):  # as sentence-transformers does to `tokenizer`
         after = [backend.normalizer] if backend.normalizer is not None else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *after])
     if ends:
         _keep_ends((tokenizer, own), Tokenizer.from_file(str(file)).encode("a").ids, asked)
     texts = [*_SAMPLES, *list(own.added_tokens_encoder)[:100]]
-    found, wanted = (
-        [each(text, return_token_type_ids=True, verbose=False).data for text in texts]
-        for each in (tokenizer, own)
+    same = all(
+        tokenizer(text, return_token_type_ids=True, verbose=False).data
+        == own(text, return_token_type_ids=True, verbose=False).data
+        for text in texts
     )
-    return tokenizer if found == wanted else own
+    return tokenizer if same else own
 
 
 def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str, Any]) -> None:
-    """Keep the first token of the file, which the library drops if only a last one is asked for.
-
-    And so the other.
-    """
+    """Keep the file's first token, which is dropped if a last one is asked for, or the reverse."""
     for tokenizer in tokenizers:
         for key, (kind, place, _) in _ENDS.items():
             number = getattr(tokenizer, f"{kind}_token_id")
@@ -133,15 +124,15 @@ def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str
 def check_tokenizer(
     tokenizer: Any, folder: Path, kwargs: Mapping[str, Any], table_rows: int | None
 ) -> Iterator[str]:
-    """Yield a note if it knows no language.
+    """Yield a note if it knows no language. Raises WrongModelError if it is not the model's.
 
-    Raises WrongModelError for a tokenizer that is not the model's.
-
-    If a folder lacks its files, transformers makes a tokenizer of the special tokens, and says
-    nothing. Embedding tables (None = not known) are padded, and may lack a few tokens.
+    If a folder lacks the files, transformers makes a tokenizer of the special tokens, without a
+    word. `table_rows` are those of the embedding table (None = not known), often padded.
     """
     _check_pad_token(tokenizer, table_rows)
-    known, name, wrong = len(tokenizer), type(tokenizer).__name__, ""
+    known = len(tokenizer)
+    name = type(tokenizer).__name__
+    wrong = ""
     if table_rows and max([known - 1, *tokenizer.added_tokens_decoder]) >= table_rows:
         wrong = (
             f"has more tokens than the model's embedding table rows ({table_rows}): it belongs to "
@@ -195,11 +186,9 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any], line: str) -> 
     for key, (kind, place, at) in _ENDS.items():
         token = getattr(tokenizer, f"{kind}_token")
         number = getattr(tokenizer, f"{kind}_token_id")
-        if (
-            asked.get(key) is not True
-            or token is None
-            or probe_ids(tokenizer)[place:][:1] == [number]
-        ):
+        if asked.get(key) is not True or token is None:
+            continue
+        if probe_ids(tokenizer)[place:][:1] == [number]:
             continue
         mend = f"Add {token} to the post_processor in tokenizer.json."
         if line:

@@ -1,8 +1,6 @@
-"""Where the model's files are, and which revision of them.
+"""Finds the model's files and their revision, which is then fixed for the workdir.
 
-Resolved once, then fixed for the workdir.
-
-The hub is asked only here, in a child process: workers run offline.
+Only here is the hub asked, in a child process: workers run offline.
 """
 
 import hashlib
@@ -41,7 +39,7 @@ _OFFLINE = (
     "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: "
     "copy the model to this machine, and write its folder as model.name."
 )
-# What huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second.
+# What huggingface_hub.utils.validate_repo_id accepts, whose import takes a third of a second.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 
 
@@ -52,16 +50,16 @@ class ModelSource:
     path: str | None  # local folder; None for a plug-in
     revision: str | None
     """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
-    # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files
-    # are named by content.
+    # Of each file of a local folder, by its full path. A snapshot of the hub has none: it does not
+    # change.
     stamps: dict[str, Stamp] = field(default_factory=dict)
     # What its files name outside its folder, by hub id or path.
     outside: dict[str, "ModelSource"] = field(default_factory=dict)
-    hub: str | None = None  # if it is there, a cache of the hub in which workers find its commits
+    hub: str | None = None  # folder of a cache in which workers find its commits, if it exists
 
     @property
     def revisions(self) -> dict[str, str]:
-        """Those of what its files name outside its folder."""
+        """Return the revisions of what its files name outside its folder."""
         return {name: str(each.revision) for name, each in self.outside.items()}
 
     def spec(self, model: ModelConfig) -> ModelSpec:
@@ -78,13 +76,14 @@ class ModelSource:
             return
         try:
             found = _stamp_files(Path(str(self.path)), self.stamps)
-            before, after = (
-                {(path, stamp.digest) for path, stamp in each.items()}
-                for each in (self.stamps, found)
+            changed = sorted(
+                path
+                for path in {**self.stamps, **found}
+                if path not in self.stamps
+                or path not in found
+                or self.stamps[path].digest != found[path].digest
             )
-            changed = sorted(path for path, _ in before ^ after)
-            # What was touched and holds the same has a new stamp, which spares the next look from
-            # reading it again.
+            # A file that was touched and holds the same has a new stamp: it is not read again.
             self.stamps = self.stamps if changed else found
         except OSError as error:
             changed = [f"{error.filename}: {error.strerror}"]
@@ -98,20 +97,14 @@ class ModelSource:
             )
 
     def settled_since(self, time_ns: int) -> bool:
-        """Whether no file has been touched since that time.
-
-        By change times, which no call can set back (inode(7)).
-        """
+        """Say whether no file has been touched since, by change times, which cannot be set back."""
         return all(stamp.ctime_ns < time_ns for stamp in self.stamps.values())
 
 
 def _stamp_files(
     folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, Stamp]:
-    """Stamp all files of the folder, by their path.
-
-    Those that are untouched since `known` are not read again.
-    """
+    """Return a stamp of each file in the folder, reading those that were touched since `known`."""
     stamps = dict[str, Stamp]()
     for path in _files_of(folder):
         on_wait()
@@ -152,21 +145,15 @@ def resolve_local(
 ) -> ModelSource:
     """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
-    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file.
-    Raises OSError if the folder cannot be read.
+    Files that are untouched since `cache` was written are not read again. Calls `on_wait` before
+    each file. Raises OSError if the folder cannot be read.
     """
     record = read_models(cache)
     stamps = _stamp_files(folder, record.stamps, on_wait)
     write_record(cache, replace(record, stamps=record.stamps | stamps))
-    content = json.dumps(
-        [
-            [Path(path).relative_to(folder).as_posix(), stamp.digest]
-            for path, stamp in stamps.items()
-        ]
-    )
-    return ModelSource(
-        str(folder), f"sha256:{hashlib.sha256(content.encode()).hexdigest()}", stamps
-    )
+    files = [(os.path.relpath(path, folder), stamp.digest) for path, stamp in stamps.items()]
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return ModelSource(str(folder), f"sha256:{digest}", stamps)
 
 
 def resolve_hub(
@@ -180,14 +167,12 @@ def resolve_hub(
     *,
     anew: bool = False,
 ) -> ModelSource:
-    """Resolve a hub id to a commit and download it.
+    """Resolve a hub id to a commit, and download it.
 
-    The commit that this workdir has already fixed stays.
-
-    With `anew` the hub is asked in any case, and the answer replaces what was fixed.
-    `pause(seconds, waited_s, why)` is called between tries, `on_wait` about ten times a second;
-    what they raise ends the download. Raises Halt: 75 if the hub stays out of reach, 78 if `what`
-    is not to be had; OSError.
+    A commit that this workdir has fixed is taken, unless `anew` asks for the newest, which is then
+    fixed. `pause(seconds, waited_s, why)` is called between tries, `on_wait` often meanwhile; what
+    they raise ends the download. Raises OSError, Halt: 75 if the hub stays out of reach, 78 if
+    it does not have `what`.
     """
     pinned = None if anew else pinned_source(cache, wanted)
     if pinned is not None and pinned.path is not None:
@@ -197,7 +182,8 @@ def resolve_hub(
     while True:
         found = fetch_model(replace(wanted, asked=revision), scratch, on_wait)
         if isinstance(found, ModelSource):
-            record, asked = read_models(cache), (wanted.name, wanted.asked)
+            record = read_models(cache)
+            asked = (wanted.name, wanted.asked)
             others = (each for each in record.pins if (each.name, each.asked) != asked)
             pin = Pin(*asked, str(found.path), str(found.revision))
             write_record(cache, replace(record, pins=(*others, pin)))
@@ -226,9 +212,9 @@ def fetch_model(
     on_wait: Callable[[], None],
     environment: Mapping[str, str] | None = None,
 ) -> ModelSource | Verdict:
-    """Give the snapshot, or say why the child that asks the hub has none.
+    """Download a snapshot in a child process; return it, or the verdict on that child.
 
-    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what
+    `scratch` is the folder of the child's result, fault and log. Raises OSError, and what
     `on_wait` raises.
     """
     files = AttemptFiles(scratch)
@@ -246,10 +232,7 @@ def fetch_model(
 
 
 def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
-    """Give the commit of the hub that this workdir has fixed, if any.
-
-    The path is None if its files are gone.
-    """
+    """Return the commit that this workdir has fixed, if any; its path is None if it is gone."""
     asked = (wanted.name, wanted.asked)
     pin = next((each for each in read_models(cache).pins if (each.name, each.asked) == asked), None)
     if pin is None:
@@ -264,21 +247,21 @@ def take_outside(
     hub: Path,
     read: Callable[[Path], ModelSource] = lambda folder: ModelSource(str(folder), None),
 ) -> None:
-    """Find what the model's files name outside its folder, and what that names.
+    """Find what the model's files name outside its folder, and what the files there name.
 
-    `read` gets the path of a folder, `fetch` what is none, and words for it. What is of the hub is
-    laid out in `hub` for workers: a cache like the one that it lies in, but with these commits as
-    the newest, whatever is downloaded later. Raises what they raise, and Halt (78) as
-    `check_folder`.
+    `read` gets each that is a folder, `fetch` each other, and words for it. For workers, `hub`
+    becomes a cache with these commits as the newest, whatever is downloaded later. Raises what they
+    raise, and Halt (78) as `check_folder`.
     """
-    waiting, snapshots = [Path(str(source.path))], list[Path]()
+    waiting = [Path(str(source.path))]
+    snapshots = list[Path]()
     while waiting:
         for each in outside_of(waiting.pop(), model):
             if each.name in source.outside:
                 continue
             if Path(each.name).is_dir():
                 found = read(Path(each.name))
-            elif each.name == model.name:  # its code is that of the commit that is loaded
+            elif each.name == model.name:  # at the commit that is loaded
                 found = ModelSource(source.path, source.revision)
             else:
                 found = fetch(each, f"{each.name}, which {model.name} needs,")
@@ -303,9 +286,9 @@ def take_outside(
 
 
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
-    """Say where the model's files are, if that is known without asking the hub or reading them.
+    """Return where the model's files are, if that is known without the hub.
 
-    Raises Halt (78) if `model.name` is a path without a model, or nothing that a hub could have.
+    Raises Halt (78) if `model.name` is a path without a model, or neither path nor hub id.
     """
     if model.is_folder:
         _require_model(Path(model.name))

@@ -1,6 +1,6 @@
-"""The agent: an actor that runs the workers of one node, and does not use CUDA itself.
+"""Runs the workers of one node, as a Ray actor that does not use CUDA itself.
 
-Ray ends it with the driver that made it, which is the bridge.
+Ray ends it with its driver, the bridge.
 """
 
 import asyncio
@@ -38,18 +38,13 @@ from chunkvisor_worker.contract.wire import (
     write_message,
 )
 
-# A question for news is answered at the latest after this time.
-_NEWS_S = 5.0
-_TURN_S = 0.02
-# Between two beats that travel, unless the worker calls.
-_BEAT_S = 1.0
+_NEWS_S = 5.0  # after this, a call of `news` returns without any
+_TURN_S = 0.02  # between two looks at the workers
+_BEAT_S = 1.0  # between two beats that are sent, unless the worker calls
 
 
 def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
-    """Find the model's files on this node, downloaded if need be.
-
-    Raises Halt if there are none, OSError.
-    """
+    """Find the model's files on this node, or download them. Raises OSError, Halt if it cannot."""
     if model.path is None:
         return ModelSource(None, model.revision)
 
@@ -89,39 +84,34 @@ class _Running:
 
 
 class Agent:
-    """The methods are called from afar; they take and return plain values.
+    """The actor. Its methods are called from the bridge, with plain values.
 
-    They are coroutines, so that Ray runs them in one thread, which all workers end with
-    (PR_SET_PDEATHSIG is bound to the thread that has started them).
+    They are coroutines, so that Ray runs them in one thread: workers end with the thread that has
+    started them (PR_SET_PDEATHSIG).
     """
 
     def __init__(self, terms: bytes, node: str, cores: float) -> None:
-        """`cores` is what the cluster has been told of; 0 = it was told of none."""
-        self._terms, self._node, self._cores = from_json(Terms, terms), node, cores
-        # With the beginning of the number by which Ray knows the node.
+        """`node` is Ray's number of it, `cores` as it was registered with Ray (0 = not)."""
+        self._terms = from_json(Terms, terms)
+        self._node = node
+        self._cores = cores
         self._name = f"{socket.gethostname()} ({node[:6]})"
-        # Another on each node, though two nodes may be one machine.
+        # The run id of its workers; two nodes may be one machine.
         self._mark = f"{self._terms.run_id if self._terms else ''}.{node[:12]}"
         self._scratch = Path(tempfile.mkdtemp(prefix="chunkvisor-"))
         self._reports: list[NodeReport] = []
         self._running: dict[int, _Running] = {}
         self._handles: list[DeviceHandle] = []
         self._engine: LocalEngine | None = None
-        # whether a template gets ready, and whether a worker can be forked, as reported
-        self._state = (
-            True,
-            False,
-        )
-        # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker
-        # is to be.
+        # Whether a template loads, and whether a worker can be forked, as reported last.
+        self._state = (True, False)
+        # Ray has its processes killed first if memory runs out (oom_score_adj 1000); a worker is to
+        # be killed before this one.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
 
     async def hello(self) -> bytes:
-        """Get ready: a NodeReport with `up` or `aside`.
-
-        May take as long as the download of a model.
-        """
+        """Prepare the node, download the model, and return a NodeReport with `up` or `aside`."""
         try:
             report = await asyncio.to_thread(self._get_ready)
         except Halt as halt:
@@ -143,7 +133,7 @@ class Agent:
         devices = find_devices(terms.device)
         found = find_model(terms.template.model, self._scratch)
         # Ray sets OMP_NUM_THREADS to the processors that an actor has reserved.
-        ours = {
+        others = {
             name: value
             for name, value in os.environ.items()
             if name != "OMP_NUM_THREADS" and name[:4] != "RAY_"
@@ -152,7 +142,7 @@ class Agent:
         model = replace(terms.template.model, path=found.path, hub=found.hub)
         template = replace(terms.template, model=model)
         settings = WorkerSettings(
-            Start(terms.start), self._mark, ours, terms.env, template, folder, terms.startup_s
+            Start(terms.start), self._mark, others, terms.env, template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._tell)
         self._handles = [
@@ -164,14 +154,16 @@ class Agent:
         return NodeReport(self._node, up=site, devices=devices)
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
-        """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
+        """Obey a NodeOrder; `files` has the files for the folder of a worker to be started."""
         told = from_json(NodeOrder, order)
         assert told is not None
         if told.folder:
             self._launch(told, files)
-        elif (running := self._running.get(told.worker)) is None:
+            return
+        running = self._running.get(told.worker)
+        if running is None:
             return  # it has ended meanwhile
-        elif told.gate is not None:
+        if told.gate is not None:
             running.worker.go(told.gate)
         elif told.leave:
             running.worker.leave()
@@ -179,27 +171,25 @@ class Agent:
             running.worker.signal(signal.Signals(told.signal))
 
     async def news(self) -> list[bytes]:
-        """Give reports, oldest first; the first is waited for."""
+        """Wait for reports, and return them, the oldest first."""
         deadline_s = time.monotonic() + _NEWS_S
         while not self._reports and time.monotonic() < deadline_s:
             await asyncio.sleep(_TURN_S)
             self._turn()
-        reports, self._reports = self._reports, []
-        return [to_json(report) for report in reports]
+        reports = [to_json(report) for report in self._reports]
+        self._reports.clear()
+        return reports
 
     async def collect(self, worker: int, names: list[str]) -> dict[str, bytes]:
-        """Give the files of an ended worker that are there, and remove its folder.
-
-        Raises OSError.
-        """
+        """Return the files of an ended worker that exist, and remove its folder. Raises OSError."""
         paths = [self._scratch / f"{worker}" / name for name in names]
-        # A pipe that a worker has left there would be waited for without end.
+        # A pipe that a worker has left would be read for ever.
         found = {path.name: path.read_bytes() for path in paths if path.is_file()}
         shutil.rmtree(self._scratch / f"{worker}", ignore_errors=True)
         return found
 
     async def close(self) -> None:
-        """End all workers and leave nothing behind."""
+        """End all workers, and remove all files."""
         for each in self._running.values():
             each.worker.signal(signal.SIGKILL)
         if self._engine is not None:
@@ -222,17 +212,19 @@ class Agent:
         )
 
     def _tell(self, event: TemplateEvent) -> None:
-        # A process number of this machine means nothing on another.
+        # A pid of this machine means nothing on another.
         self._report(event=event.name, details={**event.details(), "pid": 0, "node": self._name})
 
     def _launch(self, told: NodeOrder, contents: dict[str, bytes]) -> None:
-        files, engine = AttemptFiles(self._scratch / f"{told.worker}"), self._engine
+        files = AttemptFiles(self._scratch / f"{told.worker}")
+        engine = self._engine
         assert engine is not None
         try:
             files.folder.mkdir(mode=0o700)
             for name, content in contents.items():
                 (files.folder / name).write_bytes(content)
-            spec, handle = read_message(Spec, files.spec), self._handles[told.device]
+            spec = read_message(Spec, files.spec)
+            handle = self._handles[told.device]
             if spec is None:
                 raise OSError(f"{files.spec} did not arrive")
             blocking = told.blocking_launches
@@ -250,7 +242,7 @@ class Agent:
             self._report(told.worker, pid=worker.pid, warm=worker.warm)
 
     def _turn(self) -> None:
-        """Look after everything once."""
+        """Look at the template and every worker once, and note what there is to report."""
         if self._engine is None:
             return
         try:
@@ -259,11 +251,9 @@ class Agent:
         except Halt as halt:  # no warm start, and the config wants no other
             self._reports.append(self._aside(halt))
         for number, each in list(self._running.items()):
-            called, now_s, returncode = (
-                each.worker.has_called(),
-                time.monotonic(),
-                each.worker.poll(),
-            )
+            now_s = time.monotonic()
+            called = each.worker.has_called()
+            returncode = each.worker.poll()
             if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
                 each.looked_s = now_s
                 trim_log(each.files.log)
@@ -271,7 +261,7 @@ class Agent:
             if returncode is not None:
                 del self._running[number]
                 self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())
-        state = self._engine.loading, self._engine.warm
+        state = (self._engine.loading, self._engine.warm)
         if state != self._state:
             self._state = state
             self._report(holding=state[0], warm=state[1])

@@ -1,8 +1,6 @@
-"""`python -m chunkvisor.engine.ray.bridge`.
+"""`python -m chunkvisor.engine.ray.bridge` passes messages between the parent and the agents.
 
-Ray's driver, which passes on what parent and agents say.
-
-Standard input is a socket to the parent, whose end is the bridge's end.
+It is Ray's driver. Standard input is a socket to the parent; when it closes, the bridge ends.
 """
 
 import asyncio
@@ -31,11 +29,9 @@ PREPARING = "preparing"
 WORKING = "working"
 _LINE_BYTES = 64 << 20
 _CLOSE_S = 8.0
-# Between two questions to the cluster for its nodes.
-_LOOK_S = 1.0
-# After this number of deaths an agent is not started again on the node.
-_DEATHS = 3
-_WORDS = 120
+_LOOK_S = 1.0  # between two looks at the cluster's nodes
+_DEATHS = 3  # of an agent; after them, none is started on its node
+_LINE_CHARS = 120  # of an error, for people
 _ANSWER_S = 10.0
 
 
@@ -72,9 +68,8 @@ class Bridge:
         with contextlib.suppress(OSError):
             async for line in self._reader:
                 order = from_json(NodeOrder, line)
-                if (
-                    order is not None and order.node in self._orders
-                ):  # else it has ended, which was said
+                # A node that has ended meanwhile was reported.
+                if order is not None and order.node in self._orders:
                     self._orders[order.node].put_nowait(order)
 
     def _say(self, report: NodeReport) -> None:
@@ -90,7 +85,7 @@ class Bridge:
     async def _hear_cluster(self) -> None:
         try:
             await asyncio.to_thread(connect, self._terms.address)
-        except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
+        except Exception as error:  # noqa: BLE001 - Ray may raise anything, if versions differ, say
             self._say(NodeReport(cluster=Cluster(why=first_line(error))))
             return
         told: Cluster | None = None
@@ -118,7 +113,7 @@ class Bridge:
     # --- a node
 
     async def _keep_agent(self, number: str, resources: dict[str, Any]) -> None:
-        """Start an agent on the node, and pass on its news until it ends or is lost."""
+        """Start an agent on the node, and pass on its reports until it ends or is lost."""
         gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         place = NodeAffinitySchedulingStrategy(node_id=number, soft=False)
         actor: Any = ray.remote(Agent).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)
@@ -162,10 +157,7 @@ class Bridge:
             self._stages.pop(number)
 
     async def _obey(self, agent: Any, orders: asyncio.Queue[NodeOrder]) -> None:
-        """Hand orders on, one after the other.
-
-        If the agent is lost, the one that waits for its news hears of it.
-        """
+        """Pass orders on, one after the other. `_keep_agent` sees when the agent is lost."""
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 order = await orders.get()
@@ -209,29 +201,30 @@ class Bridge:
 
 
 def connect(address: str) -> None:
-    """Make this process a driver. Raises OSError, and whatever Ray finds wrong."""
+    """Make this process a driver of the cluster. Raises OSError, and whatever Ray raises."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
-        # Ray would try for minutes if nothing listens.
+        # If nothing listens there, Ray would try for minutes.
         socket.create_connection((host, int(port)), _ANSWER_S).close()
     ray.init(address=address, namespace="chunkvisor", log_to_driver=False, configure_logging=False)
 
 
 def first_line(error: BaseException) -> str:
-    """Put an error into a line for people."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:_WORDS]
+    """Return class and first line of an error, for people."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:_LINE_CHARS]
 
 
 async def serve_parent() -> None:
-    """Serve the parent at standard input."""
+    """Run the bridge for the parent at standard input."""
     parent = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     reader, writer = await asyncio.open_connection(sock=parent, limit=_LINE_BYTES)
-    if (terms := from_json(Terms, await reader.readline())) is not None:
+    terms = from_json(Terms, await reader.readline())
+    if terms is not None:
         await Bridge(terms, reader, writer).run()
     sys.stderr.flush()
-    # At once: Ray's own farewell may take seconds, and its cluster notices anyway.
+    # Ray's own shutdown may take seconds, and the cluster notices without it.
     os._exit(0)
 
 

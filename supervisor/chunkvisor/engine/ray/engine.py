@@ -1,8 +1,4 @@
-"""Runs workers on a Ray cluster: the parent's side, which knows the nodes and the workers on them.
-
-It does not import Ray: all of that happens in the bridge, a process that this module starts and
-talks to by messages.
-"""
+"""Runs workers on a Ray cluster, by messages to and from the bridge, which this module starts."""
 
 import itertools
 import os
@@ -31,13 +27,10 @@ from chunkvisor_worker.contract.files import AttemptFiles, make_folder
 from chunkvisor_worker.contract.messages import Limits, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
-# A bridge that takes no message within this time is stuck.
-_SEND_S = 5.0
-_GRACE_S = 12.0
-# What an agent may take to start on an idle node, whatever recovery.wait_timeout says.
-_START_S = 30.0
-# To be without a node for less is not worth a word.
-_PATIENCE_S = 10.0
+_SEND_S = 5.0  # a bridge that does not take a message within this time is stuck
+_GRACE_S = 12.0  # for the bridge to end the agents
+_START_S = 30.0  # for an agent to start on an idle node, whatever recovery.wait_timeout says
+_PATIENCE_S = 10.0  # without any node, before there is a message
 
 
 class _RayWorker:
@@ -46,17 +39,16 @@ class _RayWorker:
     def __init__(
         self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool
     ) -> None:
-        self._send, self._order = send, partial(NodeOrder, node, number)
-        self.pid, self.warm = 0, warm  # as is expected of its start, until it is heard of
+        self._send = send
+        self._order = partial(NodeOrder, node, number)
+        self.pid = 0
+        self.warm = warm  # as expected, until its start is reported
         self._called = False
         self._returncode: int | None = None
         self._kills = 0
 
     def hear(self, report: NodeReport) -> None:
-        """Take in what is said of it.
-
-        When it has ended its files are here, the last beat among them.
-        """
+        """Take in a report of it. When it has ended, its files are here, with the last beat."""
         if report.pid is not None:
             self.pid = report.pid
             self.warm = report.warm
@@ -66,7 +58,7 @@ class _RayWorker:
         self._called = True
 
     def watched(self) -> list[int]:
-        return []  # all of them are heard of by the engine's one descriptor
+        return []  # the engine's descriptor is for the reports of all workers
 
     def has_called(self) -> bool:
         called = self._called
@@ -95,7 +87,7 @@ class _Node:
     """A node that can work."""
 
     devices: tuple[Device, ...]
-    holding: bool = True  # a template is getting ready, or it is not known yet
+    holding: bool = True  # a template loads, or that is not known yet
     warm: bool = False  # whether a worker can be forked
     workers: dict[int, _RayWorker] = field(default_factory=dict)
 
@@ -106,7 +98,7 @@ class RayEngine:
     def __init__(
         self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit
     ) -> None:
-        """It is not connected yet. Raises OSError if its folder cannot be made."""
+        """Prepare, without connecting. Raises OSError if its folder cannot be made."""
         make_folder(layout.ray, durable=False)
         self._log = layout.ray / "bridge.log"
         self._wait_timeout_s = config.recovery.wait_timeout
@@ -145,8 +137,7 @@ class RayEngine:
         environment = {
             name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS
         }
-        # No figures about a cluster go to Ray's makers; a later run can end what bears the run's
-        # number.
+        # Ray sends no usage statistics; a later run finds the bridge by the run's id.
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: self._terms.run_id}
         command = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
         self._bridge = spawn(command, theirs, self._log, environment)
@@ -162,9 +153,8 @@ class RayEngine:
             except OSError:
                 data = b""
             *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                if (report := from_json(NodeReport, line)) is not None:
-                    self._take_in(report)
+            for report in filter(None, (from_json(NodeReport, line) for line in lines)):
+                self._take_in(report)
             if not data:
                 self.close(0.0)
         if self._socket is None:
@@ -172,7 +162,7 @@ class RayEngine:
             for number in list(self._nodes):
                 self._lose(number, self._why)
         if not self._pending():
-            return  # what is left to do needs no node
+            return  # no node is needed any more
         if self._handles.alive:
             self._without_s = None
             self._told_waiting = False
@@ -199,7 +189,7 @@ class RayEngine:
         fresh: bool,
         blocking_launches: bool,
     ) -> Worker:
-        """See Engine; what goes wrong at the start is heard of later."""
+        """See Engine; what goes wrong at the start is reported later."""
         name = handle.site.node
         number = next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
@@ -211,7 +201,7 @@ class RayEngine:
         return worker
 
     def close(self, grace_s: float = _GRACE_S) -> None:
-        """See Engine; the bridge ends the agents, and itself, when it hears no more of us."""
+        """See Engine; when the socket closes, the bridge ends the agents, and itself."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -219,7 +209,7 @@ class RayEngine:
                 end(self._bridge, grace_s)
 
     def _send(self, message: Terms | NodeOrder) -> None:
-        """Say it; a bridge that is stuck has ended from then on."""
+        """Send the message; a bridge that is stuck counts as ended."""
         try:
             if self._socket is not None:
                 self._socket.sendall(to_json(message))
@@ -240,26 +230,25 @@ class RayEngine:
         elif report.gone is not None:
             self._lose(report.node, report.gone)
         elif report.event:
-            if (event := event_of(report.event, report.details)) is not None:
+            event = event_of(report.event, report.details)
+            if event is not None:
                 self._emit(event)
-        elif (node := self._nodes.get(report.node)) is not None:
+        elif report.node in self._nodes:
+            node = self._nodes[report.node]
             if report.holding is not None:
                 node.holding = report.holding
                 node.warm = report.warm
-            if (worker := node.workers.get(report.worker)) is not None:
-                worker.hear(report)
+            if report.worker in node.workers:
+                node.workers[report.worker].hear(report)
 
     def _lose(self, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
         self._handles.lose(number, why, halt, name)
-        if (node := self._nodes.pop(number, None)) is not None:
-            for worker in node.workers.values():
-                worker.hear(NodeReport(returncode=NODE_LOST))
+        node = self._nodes.pop(number, None)
+        for worker in node.workers.values() if node is not None else ():
+            worker.hear(NodeReport(returncode=NODE_LOST))
 
     def _wait(self) -> None:
-        """Wait for a node: there is nothing to work on.
-
-        Raises Halt if that is in vain, or has lasted too long.
-        """
+        """Wait for a node. Raises Halt if none can come, or if that has lasted too long."""
         now_s = time.monotonic()
         starting = self._cluster.starting
         self._without_s = self._without_s or now_s

@@ -1,4 +1,4 @@
-"""What parent, bridge and agents say to each other, one JSON message a line."""
+"""The messages between parent, bridge and agents, in JSON, one a line."""
 
 import sys
 from dataclasses import field
@@ -10,16 +10,13 @@ from chunkvisor.version import __version__
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 
-# On which two machines must agree.
+# It must be the same on all machines.
 VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 @frozen
 class Terms:
-    """What holds for all nodes of a run: the first line to the bridge, and to each agent.
-
-    The others are orders.
-    """
+    """What holds for all nodes of a run: the first message to the bridge, and to each agent."""
 
     address: str  # of the cluster
     run_id: str
@@ -34,11 +31,11 @@ class Terms:
 
 @frozen
 class NodeOrder:
-    """To a node or to one of its workers. It says one thing."""
+    """From the parent to a node or to one of its workers. It says one thing."""
 
-    node: str  # by Ray's number
-    worker: int = -1  # by the parent's number
-    folder: str = ""  # start the worker; what it needs lies in this folder on the parent's machine
+    node: str  # Ray's number of it
+    worker: int = -1  # the parent's number of it
+    folder: str = ""  # start the worker with the files in this folder on the parent's machine
     device: int = 0  # its position among the node's devices
     fresh: bool = False
     blocking_launches: bool = False
@@ -49,11 +46,10 @@ class NodeOrder:
 
 @frozen
 class Cluster:
-    """How the bridge gets on with the cluster."""
+    """How many nodes of the cluster cannot work yet, as the bridge sees it."""
 
-    starting: int = 0
-    """Nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs."""
-    preparing: int = 0  # nodes that get ready; the model may have to be downloaded
+    starting: int = 0  # their agent has not started: others may have the GPUs
+    preparing: int = 0  # they may have to download the model
     why: str = ""  # there is nothing to work on
 
 
@@ -69,7 +65,7 @@ class NodeReport:
     aside: str = ""  # this is its name, and it cannot do this job: it is not asked again
     remedy: str = ""
     code: int = 0  # with which the run ends if no node is left
-    holding: bool | None = None  # whether a template is getting ready: nothing is to be started
+    holding: bool | None = None  # whether a template loads: nothing is to be started
     pid: int | None = None  # the worker has been started, as this process of its node
     warm: bool = False  # how that worker was started, or can be
     beat: Beat | None = None  # as it was when the worker called, or just now
