@@ -314,8 +314,8 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
         # transformers puts a model's code into a package of that name.
         frames = traceback.extract_tb(error.__traceback__)
         own = any("transformers_modules" in frame.filename for frame in frames)
-        absent = isinstance(error, ModuleNotFoundError)
-        if not own or (absent and not str(error.name).startswith("transformers")):
+        absent = error.name if isinstance(error, ModuleNotFoundError) else "transformers"
+        if not own or not str(absent).startswith("transformers"):
             raise
         raise WrongModelError(
             f"the code that comes with the model does not run under {library()}: {error}. "

@@ -22,9 +22,9 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
+from chunkvisor.engine.expected import read_expected
 from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
-from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import Halt
 from chunkvisor.outputs.combine import refuse_unequal
 from chunkvisor.outputs.forms import Numbers, asked_form
