@@ -22,7 +22,7 @@ import numpy as np
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.outputs.forms import Form, Numbers
 from chunkvisor.outputs.join import write_final
-from chunkvisor.outputs.publish import describe_file, publish, settle
+from chunkvisor.outputs.publish import describe_file, ensure_form, publish
 from chunkvisor.outputs.state import Found, Stage, standing_of
 from chunkvisor.store.layout import Layout, OutputLayout
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--make", choices=("float32", *FORMS))
     wanted = parser.parse_args()
     if wanted.make is not None:
-        make(Layout(wanted.folder).output("out").of(1), wanted.rows, wanted.make)
+        make(Layout(wanted.folder).output("out").at_generation(1), wanted.rows, wanted.make)
         return
     print(f"{wanted.rows:,} x {DIMENSION}, {wanted.rows * DIMENSION * 4 / 1e9:.2f} GB of float32")
     for form in wanted.forms:
@@ -96,7 +96,7 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         return
     complete = Found(Stage.COMPLETE, layout, None, standing_of(layout))
     began_s = time.monotonic()
-    assert settle(complete, FORMS[form], {}, lambda _: None, lambda: None).standing is not None
+    assert ensure_form(complete, FORMS[form], {}, lambda _: None, lambda: None).standing is not None
     print(time.monotonic() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
 

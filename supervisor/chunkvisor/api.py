@@ -33,7 +33,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
-from chunkvisor.store.disk import refusal
+from chunkvisor.store.disk import halt_for
 from chunkvisor.supervise.resources import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -318,7 +318,7 @@ def write_texts(given: Any, folder: Path) -> Path | None:
         if not path.exists() or not filecmp.cmp(partial, path, shallow=False):
             partial.replace(path)
     except OSError as error:
-        raise refusal(error, folder) or error from None
+        raise halt_for(error, folder) or error from None
     finally:
         if partial.name:
             partial.unlink(missing_ok=True)

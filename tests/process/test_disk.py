@@ -72,7 +72,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
     assert place.calls()[calls:] == []  # its vectors were still in the folder of the attempt
 
 
-@pytest.mark.parametrize("method", ["add_vectors", "write_index", "compose"])
+@pytest.mark.parametrize("method", ["add_vectors", "write_index", "merge_parts"])
 def test_state_of_parts_waits_for_the_disk(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

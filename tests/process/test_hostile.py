@@ -270,10 +270,10 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
         if found is not None:
             found.load()
             for chunk in found.taken_apart():
-                found.parts(chunk).missing()
+                found.parts(chunk).pending_texts()
                 with contextlib.suppress(OSError):
-                    if found.facts is not None and not found.parts(chunk).missing():
-                        found.compose(chunk)
+                    if found.facts is not None and not found.parts(chunk).pending_texts():
+                        found.commit_parts(chunk)
             assert 0 <= found.texts_done <= found.plan.distinct
 
     def finished(name: str) -> None:
@@ -299,7 +299,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: LessonFile(layout.lessons, "x").get("")
     for name in ("out", "more"):
         output = layout.output(name)
-        for read in (read_fixed, read_facts, partial(read_output, look=False)):
+        for read in (read_fixed, read_facts, partial(read_output, check_file=False)):
             yield partial(read, output)
         for look in (table, finished, ledger):
             yield partial(look, name)

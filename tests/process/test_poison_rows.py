@@ -484,8 +484,8 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
         ledger = ledger_of(layout)
         assert ledger is not None
         np.save(tmp_path / "last.npy", expected(["t3"]))
-        ledger.parts(0).add(3, tmp_path / "last.npy", [3])
-        assert not ledger.parts(0).missing()
+        ledger.parts(0).add_vectors(3, tmp_path / "last.npy", [3])
+        assert not ledger.parts(0).pending_texts()
     (place.hidden / "outputs/out/0001/facts.json").unlink()
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr

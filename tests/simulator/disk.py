@@ -117,7 +117,7 @@ class MemoryFiles(ChunkFiles):
             part for part in parts if str([rows.get(text) for text in part.texts]) != part.digest
         ]
 
-    def compose(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
+    def merge_parts(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
         self._on_write()
         rows = self.rows.setdefault(chunk, {})
         return cast("Path", {text: rows[text] for text in good}), "digest"

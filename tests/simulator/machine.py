@@ -156,17 +156,17 @@ class Worker:
     def facts_of_batches(self) -> Facts:
         return FACTS
 
-    def take_cut(self, _cut: Path, _texts: int) -> None:
+    def keep_cut_lengths(self, _cut: Path, _texts: int) -> None:
         pass
 
     def beat(self) -> Beat | None:
         self.beats += 1
         return Beat(self.beats, self.number, self.phase, freed=self.freed)
 
-    def say(self, _line: str) -> None:
+    def add_log_line(self, _line: str) -> None:
         pass
 
-    def gather(self, end: Evidence) -> Evidence:
+    def evidence_of_end(self, end: Evidence) -> Evidence:
         left = self.left
         assert left is not None
         ended = (
@@ -186,7 +186,7 @@ class Worker:
     def canary_passed(self) -> bool:
         return self.canary_is_good
 
-    def note(self, _verdict: Any) -> None:
+    def record_verdict(self, _verdict: Any) -> None:
         pass
 
     def drop_bulk(self) -> None:
@@ -195,7 +195,7 @@ class Worker:
     def remove(self) -> None:
         pass
 
-    def last_log(self) -> None:
+    def find_log(self) -> None:
         return None
 
 

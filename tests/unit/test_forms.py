@@ -24,7 +24,7 @@ from chunkvisor.outputs.forms import (
     form_of,
 )
 from chunkvisor.outputs.join import write_form
-from chunkvisor.outputs.publish import settle
+from chunkvisor.outputs.publish import ensure_form
 from chunkvisor.outputs.state import Found, Stage, standing_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
@@ -59,7 +59,7 @@ def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
     block = vectors(20, 24)
     block[7] = np.nan
     numbers = Numbers(dtype, 24)
-    stored = numbers.of(block.copy())
+    stored = numbers.convert(block.copy())
     assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, 24))
     assert stored[0].nbytes == numbers.row_bytes
     rtol, atol = (0.001, 1e-7) if dtype is FinalDtype.FLOAT16 else (0, 0)
@@ -106,7 +106,7 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
         final = file_of(layout, joined)
         read = FORMATS[format].read
         found = list(read(final, len(ROWS), numbers, digest_in(joined)))
-        np.testing.assert_array_equal(np.concatenate(found), numbers.of(right))
+        np.testing.assert_array_equal(np.concatenate(found), numbers.convert(right))
         if format is FinalFormat.NPY:
             loaded = np.load(final, mmap_mode="r", allow_pickle=False)
             np.testing.assert_array_equal(loaded, np.concatenate(found))
@@ -115,7 +115,7 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
 
         publish_joined(ledger, table)
         assert not list(layout.workdir.glob("out.parquet*"))
-        settle(complete(layout), form, {}, notes.append, lambda: None)
+        ensure_form(complete(layout), form, {}, notes.append, lambda: None)
         made = finished(layout)
         assert made == joined
         assert form_of(made) == form
@@ -135,7 +135,7 @@ def test_what_is_rounded() -> None:
         with pytest.raises(
             Halt, match="complete in float16, and the config now asks for another form"
         ) as raised:
-            settle(complete(layout), Form(), {}, lambda _: None, lambda: None)
+            ensure_form(complete(layout), Form(), {}, lambda _: None, lambda: None)
         assert raised.value.code == ExitCode.CONFIG
         assert finished(layout) == before
 

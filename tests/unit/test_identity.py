@@ -173,4 +173,4 @@ def test_vector_identity(change: dict[str, Any], same: bool) -> None:
     """What makes the vector of a text does not depend on its source, on its template or on the
     other rows.
     """
-    assert (identity(**change).of_vectors == identity().of_vectors) is same
+    assert (identity(**change).vector_fingerprint == identity().vector_fingerprint) is same

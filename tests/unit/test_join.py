@@ -48,7 +48,7 @@ def make_ledger(
     workdir: Path, vectors: np.ndarray, chunk_size: int, bad: Sequence[int] = ()
 ) -> Ledger:
     """All vectors committed, in chunks of the size; the records name the bad texts."""
-    layout = Layout(workdir).output("out").of(1)
+    layout = Layout(workdir).output("out").at_generation(1)
     layout.state.mkdir(parents=True)
     ledger = Ledger(layout, Plan(len(vectors), chunk_size), "fingerprint")
     ledger.load()
@@ -190,7 +190,7 @@ def test_killed_while_publishing(forms: str, killed: str) -> None:
             mock.patch.object(publishing, killed, side_effect=InterruptedError),
         ):
             publish_joined(ledger, table, after)
-        publishing.go_on(layout)
+        publishing.complete_publication(layout)
         found = finished(layout)
         assert form_of(found) == after
         stored = list(join.final_rows(layout, found))
@@ -266,7 +266,7 @@ def write_all(path: Path) -> str:
     with HashedFile(path) as file:
         for block in BLOCKS:
             file.write(block)
-        return file.finish()
+        return file.finish_sync()
 
 
 @pytest.mark.parametrize("sync_bytes", [1, 1 << 20])

@@ -49,7 +49,7 @@ def loaded(layout: OutputLayout) -> Ledger:
 def committed(ledger: Ledger) -> list[int]:
     """The chunks that are done; the counts say the same."""
     found = [chunk for chunk in range(ledger.plan.count) if ledger.committed(chunk)]
-    assert (ledger.chunks_done, ledger.left) == (len(found), ledger.plan.count - len(found))
+    assert (ledger.chunks_done, ledger.chunks_left) == (len(found), ledger.plan.count - len(found))
     assert ledger.texts_done == sum(ledger.plan.size(chunk) for chunk in found)
     return found
 
@@ -90,7 +90,7 @@ def test_refused_texts_are_forgiven(tmp_path: Path, good: list[int]) -> None:
     ledger = loaded(layout)
     ledger.parts(1).add_bad(BAD)
     if good:
-        ledger.parts(2).add(4, vectors(tmp_path, 1), good)
+        ledger.parts(2).add_vectors(4, vectors(tmp_path, 1), good)
         ledger.fix_facts(Facts(DIMENSION))
     again = loaded(layout)
     again.forgive_if_none_is_good()
@@ -150,23 +150,23 @@ def test_what_is_left_and_what_is_joined(
     NaN here.
     """
     for number, texts in enumerate(taken, 1):
-        parts_in(tmp_path).add(10, vectors(tmp_path, 4, number), texts)
+        parts_in(tmp_path).add_vectors(10, vectors(tmp_path, 4, number), texts)
     for text in bad:
         parts_in(tmp_path).add_bad(BadText(text, Outcome.CRASHED, "why"))
     parts = parts_in(tmp_path)
-    assert parts.missing() == missing
+    assert parts.pending_texts() == missing
     assert [each.text for each in parts.bad] == bad
     assert parts.good_texts() == sorted(set(range(10, 14)) - {*missing, *bad})
-    assert parts_in(tmp_path, "other settings").missing() == [10, 11, 12, 13]
+    assert parts_in(tmp_path, "other settings").pending_texts() == [10, 11, 12, 13]
     if composed is not None:
-        path, _ = parts._files.compose(2, DIMENSION, parts.good_texts())
+        path, _ = parts._files.merge_parts(2, DIMENSION, parts.good_texts())
         assert np.nan_to_num(np.load(path))[:, 0].tolist() == composed
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_damaged_parts(tmp_path: Path, damage: str) -> None:
     """Vectors that are not what was taken over are missing again; what else is known stays known."""
-    parts_in(tmp_path).add(10, vectors(tmp_path, 4), [10, 11])
+    parts_in(tmp_path).add_vectors(10, vectors(tmp_path, 4), [10, 11])
     parts_in(tmp_path).add_bad(BadText(12, Outcome.CRASHED, "why"))
     parts_in(tmp_path).add_bad(BadText(13, Outcome.CRASHED, "why"))
     (path,) = tmp_path.rglob("parts/*/*.npy")
@@ -176,7 +176,7 @@ def test_damaged_parts(tmp_path: Path, damage: str) -> None:
     else:
         path.write_bytes(data[:128] + b"\1" + data[129:])
         assert parts_in(tmp_path).forget_damaged(DIMENSION)
-    assert parts_in(tmp_path).missing() == [10, 11]
+    assert parts_in(tmp_path).pending_texts() == [10, 11]
 
 
 def test_a_forgotten_vector_is_not_joined(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_forgotten_vector_is_not_joined(tmp_path: Path) -> None:
     its row.
     """
     parts = parts_in(tmp_path)
-    parts.add(10, vectors(tmp_path, 4), [10, 11])
+    parts.add_vectors(10, vectors(tmp_path, 4), [10, 11])
     parts.forget_vectors()
-    parts.add(10, vectors(tmp_path, 4), [11, 12, 13])
+    parts.add_vectors(10, vectors(tmp_path, 4), [11, 12, 13])
     parts.add_bad(BadText(10, Outcome.CRASHED, "why"))
-    path, _ = parts._files.compose(2, DIMENSION, parts.good_texts())
+    path, _ = parts._files.merge_parts(2, DIMENSION, parts.good_texts())
     assert np.isnan(np.load(path)).all(axis=1).tolist() == [True, False, False, False]

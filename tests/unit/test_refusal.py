@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.store.disk import of_start, refusal, with_room
+from chunkvisor.store.disk import halt_for, start_failure, with_free_space
 from chunkvisor_worker.contract.exits import Outcome
 
 PLACE = Path("/data/work")
@@ -29,7 +29,7 @@ CODES = {
 def test_refusal_in_words(number: int) -> None:
     """Each names the path, and has something to do."""
     code, words = CODES[number]
-    halt = refusal(OSError(number, os.strerror(number), "/data/work/events.jsonl"), PLACE)
+    halt = halt_for(OSError(number, os.strerror(number), "/data/work/events.jsonl"), PLACE)
     assert halt is not None
     assert (halt.code, bool(halt.remedy)) == (code, True)
     assert words in halt.what
@@ -42,7 +42,7 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     """
     elsewhere = tmp_path / "tmp"
     elsewhere.mkdir()
-    halt = refusal(
+    halt = halt_for(
         OSError(errno.ENOSPC, "No space left on device", str(elsewhere / "x")), tmp_path / "work"
     )
     assert halt is not None
@@ -50,13 +50,13 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     assert halt.why.endswith(f" are free in {elsewhere}")
     lock = tmp_path / "no" / "lock"
     for named in (lock, str(lock)):  # as it was opened by
-        halt = refusal(PermissionError(errno.EACCES, "Permission denied", named), tmp_path)
+        halt = halt_for(PermissionError(errno.EACCES, "Permission denied", named), tmp_path)
         assert halt is not None
         assert re.search(rf"{tmp_path} belongs to .*\(drwx", halt.why)
-    halt = refusal(FileNotFoundError(errno.ENOENT, "No such file or directory"), PLACE)
+    halt = halt_for(FileNotFoundError(errno.ENOENT, "No such file or directory"), PLACE)
     assert halt is not None
     assert halt.what == "the current folder has been removed"
-    words = with_room("no room", tmp_path / "none", tmp_path, elsewhere)
+    words = with_free_space("no room", tmp_path / "none", tmp_path, elsewhere)
     assert re.fullmatch(rf"no room; [^;]+ are free in {re.escape(str(tmp_path))}", words), (
         "each disk once"
     )
@@ -64,7 +64,7 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
 
 def test_bugs_stay_bugs() -> None:
     """What can only be a fault of ours keeps its traceback."""
-    assert refusal(FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere"), PLACE) is None
+    assert halt_for(FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere"), PLACE) is None
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_bugs_stay_bugs() -> None:
 )
 def test_worker_that_cannot_be_started(number: int, outcome: Outcome) -> None:
     """What passes is waited for; what does not is a fault of the set-up, with something to do."""
-    found, remedy = of_start(OSError(number, os.strerror(number)))
+    found, remedy = start_failure(OSError(number, os.strerror(number)))
     assert (found, bool(remedy)) == (outcome, outcome is Outcome.SETUP)

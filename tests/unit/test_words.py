@@ -31,7 +31,7 @@ from chunkvisor.events.event import (
     WorkPlanned,
 )
 from chunkvisor.judge import Verdict
-from chunkvisor.store.attempt import failed_as, last_log
+from chunkvisor.store.attempt import failed_as, find_log
 from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -197,10 +197,10 @@ def test_the_log_to_open_exists(tmp_path: Path) -> None:
     attempts = _Attempts(tmp_path)
     first = attempts.failed(3, 1, "segfault", "segmentation-fault")
     other = attempts.failed(5, 1, "hang")
-    assert last_log(first) == first.log
-    assert last_log(AttemptFiles(tmp_path / "000003")) == first.log
-    assert last_log(AttemptFiles(tmp_path / "000003" / "002")) == first.log
-    assert last_log(AttemptFiles(tmp_path / "000009")) is None
+    assert find_log(first) == first.log
+    assert find_log(AttemptFiles(tmp_path / "000003")) == first.log
+    assert find_log(AttemptFiles(tmp_path / "000003" / "002")) == first.log
+    assert find_log(AttemptFiles(tmp_path / "000009")) is None
     assert failed_as(tmp_path, "crashed", "segfault") == ("segmentation-fault", first.log)
     assert failed_as(tmp_path, "crashed", "hang") == ("", other.log)
     assert failed_as(tmp_path, "crashed", "never heard of") in (("", first.log), ("", other.log))

@@ -92,9 +92,9 @@ def main() -> None:
 
         _end(memory_halt())
     except OSError as error:
-        from chunkvisor.store.disk import refusal
+        from chunkvisor.store.disk import halt_for
 
-        refused = refusal(error, Path())
+        refused = halt_for(error, Path())
         if refused is None:
             raise
         _end(refused)

@@ -35,7 +35,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
-from chunkvisor.store.disk import free_bytes, nearest
+from chunkvisor.store.disk import free_bytes, nearest_existing
 from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
@@ -391,7 +391,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     if case.config is None:
         return
     path = case.config.workdir
-    here = nearest(path)
+    here = nearest_existing(path)
     room = free_bytes(here) or 0
     text = f"{path} has {human_bytes(room)} free"
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):

@@ -14,12 +14,17 @@ from typing import Any, NamedTuple
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.outputs.forms import FORMATS, Numbers, digest_in, form_of
-from chunkvisor.outputs.publish import damaged_sides, go_on, reopen, rows_without_vector
+from chunkvisor.outputs.publish import (
+    check_side_files,
+    complete_publication,
+    reopen,
+    rows_without_vector,
+)
 from chunkvisor.outputs.state import is_manifest, read
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.chunkfiles import chunk_files
-from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
+from chunkvisor.store.layout import Layout, OutputLayout, hold_lock, is_workdir, require_workdir
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.store.reuse import ledger_of, read_reuse
 from chunkvisor.units import counted
@@ -51,7 +56,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
     elif not names:
         raise no_workdir(workdir)
     for output in map(layout.output, sorted(names)):
-        yield from final_checks(read(output, look=False).layout)
+        yield from final_checks(read(output, check_file=False).layout)
         yield from _chunk_checks(output)
     for name in combined:
         yield from final_checks(layout.combined(name))
@@ -105,7 +110,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         elif form.dtype is FinalDtype.FLOAT32 and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
     yield FileCheck(final, problem)
-    yield from (FileCheck(path, damage) for path, damage in damaged_sides(layout, manifest))
+    yield from (FileCheck(path, damage) for path, damage in check_side_files(layout, manifest))
 
 
 def _unreadable(error: BadVectorsError | OSError) -> str:
@@ -185,7 +190,7 @@ def clean(workdir: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
-    with hold(layout.lock, ""):
+    with hold_lock(layout.lock, ""):
         # Not `glob`, which finds nothing in a folder that cannot be read.
         found = layout.outputs.iterdir() if layout.outputs.exists() else ()
         yield [layout.output(path.name) for path in sorted(found) if path.is_dir()]
@@ -206,7 +211,7 @@ def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
 
 def _reopen(layout: OutputLayout) -> int:
     """Make the bad texts of one output pending; return how many. Raises DamagedError."""
-    found = go_on(layout)
+    found = complete_publication(layout)
     ledger = ledger_of(found.layout)
     if ledger is None:
         return 0
@@ -226,7 +231,7 @@ def _reopen(layout: OutputLayout) -> int:
         if chunk in chunks:
             start, stop = ledger.plan.bounds(chunk)
             if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
-                ledger.parts(chunk).add(
+                ledger.parts(chunk).add_vectors(
                     start, path, [text for text in range(start, stop) if text not in bad]
                 )
             ledger.discard(chunk)

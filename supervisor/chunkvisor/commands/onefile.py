@@ -28,7 +28,7 @@ from chunkvisor.store.identity import (
     differences,
     identity_of,
 )
-from chunkvisor.store.layout import Layout, hold
+from chunkvisor.store.layout import Layout, hold_lock
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed
 from chunkvisor.supervise.resources import Request
 from chunkvisor.supervise.session import run
@@ -172,7 +172,7 @@ def remove_state(workdir: Path) -> None:
     """
     layout = Layout(workdir)
     if layout.hidden.is_dir():
-        with hold(layout.lock, ""):
+        with hold_lock(layout.lock, ""):
             if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
                 output = layout.output(OUTPUT)
                 output.done.unlink(missing_ok=True)

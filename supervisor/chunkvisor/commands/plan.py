@@ -35,7 +35,7 @@ from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, nearest, need_bytes
+from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, nearest_existing, need_bytes
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
@@ -116,7 +116,10 @@ def forecast(
             sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
             if sizes["texts_left"]:
                 needed = need_bytes(
-                    table.rows, sizes["texts_left"], dimension, 0 if form.is_of_rows else row_bytes
+                    table.rows,
+                    sizes["texts_left"],
+                    dimension,
+                    0 if form.is_float32_npy else row_bytes,
                 )
                 # A table that a run has staged already is not written again.
                 if Layout(config.workdir).outputs not in table.folder.parents:
@@ -131,7 +134,7 @@ def forecast(
         "combine": config.combine,
         "peak_disk_bytes": None if None in disk else sum(disk),
         "final_disk_bytes": None if None in final else sum(final),
-        "free_disk_bytes": free_bytes(nearest(config.workdir)),
+        "free_disk_bytes": free_bytes(nearest_existing(config.workdir)),
         "weights_bytes": weights,
         "workers": workers,
         "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
@@ -176,7 +179,7 @@ def _read_output(
             if ledger := ledger_of(layout):
                 work = ledger.plan
         done = committed_chunks(layout, work)
-        if read(layout, look=False).manifest:
+        if read(layout, check_file=False).manifest:
             done = bytearray(b"\1") * work.count
         if facts := read_facts(layout):
             dimension = facts.dimension

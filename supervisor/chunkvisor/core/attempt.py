@@ -116,7 +116,7 @@ class RunningAttempt:
             if number is signal.SIGABRT:
                 # The stack in the log begins with "Fatal Python error: Aborted", as if the worker
                 # had crashed.
-                self.folder.say(
+                self.folder.add_log_line(
                     f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack."
                 )
             self.worker.signal(number)

@@ -56,7 +56,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.attempt import Salvage
-from chunkvisor.store.disk import of_start, with_room
+from chunkvisor.store.disk import start_failure, with_free_space
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
@@ -357,10 +357,10 @@ class Loop:
         except OSError as error:
             if (gone := output.gone(error)) is not None:
                 raise gone from error
-            outcome, remedy = of_start(error)
+            outcome, remedy = start_failure(error)
             reason = f"no worker could be started: {error}"
             if outcome is Outcome.DISK_FULL:
-                reason = with_room(reason, output.workdir)
+                reason = with_free_space(reason, output.workdir)
             # A batch of one row, so that the policy does not take it for a matter of batches.
             verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
             return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
@@ -382,7 +382,7 @@ class Loop:
         attempt = self._ended.get(told.worker)
         verdict = told.verdict
         if attempt is not None:
-            attempt.folder.note(verdict)
+            attempt.folder.record_verdict(verdict)
         self._reports.failure(told, attempt)
         # Processes that held the memory all through a wait stay: they are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
@@ -409,7 +409,7 @@ def _judge_attempt(
         oom_kills=attempt.worker.oom_kills(),
         limits=attempt.limits,
     )
-    verdict = judge(folder.gather(end))
+    verdict = judge(folder.evidence_of_end(end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
         emit(event.LateCrash(output.name, attempt.task.chunk, returncode))
     attempt.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
@@ -418,7 +418,9 @@ def _judge_attempt(
     # The disks of another machine are not ours.
     if verdict.outcome is Outcome.DISK_FULL and not attempt.handle.site.node:
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
-        verdict = replace(verdict, reason=with_room(verdict.reason, output.workdir, temporary))
+        verdict = replace(
+            verdict, reason=with_free_space(verdict.reason, output.workdir, temporary)
+        )
     some_good = 0 < len(verdict.bad_rows) < len(attempt.task.texts)
     start = folder.spec.start
     return AttemptEnded(

@@ -15,7 +15,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event
 from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
-from chunkvisor.store.attempt import AttemptFolder, last_log, write_attempt
+from chunkvisor.store.attempt import AttemptFolder, find_log, write_attempt
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
@@ -71,7 +71,7 @@ class OutputRun:
     @property
     def left(self) -> int:
         """Count the chunks that are not committed."""
-        return self.ledger.left
+        return self.ledger.chunks_left
 
     @property
     def texts(self) -> int:
@@ -107,7 +107,7 @@ class OutputRun:
 
     def undone(self, chunk: int) -> Sequence[int]:
         """Return the texts of the chunk without vector or verdict, in order."""
-        return self.ledger.missing(chunk)
+        return self.ledger.pending_texts(chunk)
 
     @property
     def known_good(self) -> int | None:
@@ -253,7 +253,7 @@ class OutputRun:
 
     def newest_log(self, chunk: int) -> Path | None:
         """Return the newest log of all attempts at the chunk."""
-        return last_log(AttemptFiles(self.ledger.layout.attempts_of(chunk)))
+        return find_log(AttemptFiles(self.ledger.layout.attempts_of(chunk)))
 
     @property
     def workdir(self) -> Path:

@@ -42,7 +42,7 @@ class Reports:
         run = self._outputs[task.output]
         output, chunk = run.name, task.chunk
         # If no worker could be started, the logs are those of earlier attempts at the chunk.
-        log = attempt.folder.last_log() if attempt is not None else run.newest_log(chunk)
+        log = attempt.folder.find_log() if attempt is not None else run.newest_log(chunk)
         kind = event.PartFailed if task.bisecting else event.AttemptFailed
         failed = (event.AttemptInterrupted if verdict.asked_for else kind)(
             output,
@@ -85,7 +85,7 @@ class Reports:
         """Put the end of the run, or of a device that is `dropped`, into words."""
         halt = self._put_into_words(ending, dropped=dropped)
         if halt.log is None and attempt is not None:
-            halt.log = attempt.folder.last_log()
+            halt.log = attempt.folder.find_log()
         return halt
 
     def _put_into_words(self, ending: Ending, *, dropped: bool) -> Halt:

@@ -22,7 +22,7 @@ from chunkvisor.messages import chunks_damaged_again
 from chunkvisor.outputs.forms import Numbers
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.attempt import AttemptFolder
-from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
+from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_free_space
 from chunkvisor.store.identity import BadText
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
 from chunkvisor_worker.contract.messages import Facts, Result
@@ -85,13 +85,15 @@ class ResultStore:
             self._warn(output, facts)
             # Before the vectors: how many tokens were cut can only be read as long as the attempt
             # is there.
-            folder.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
+            folder.keep_cut_lengths(
+                ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct
+            )
             if whole and result is not None:
                 ledger.commit(task.chunk, folder.files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
                 vectors = folder.files.partial if salvaged else folder.files.vectors
-                ledger.parts(task.chunk).add(spec.start, vectors, task.texts)
+                ledger.parts(task.chunk).add_vectors(spec.start, vectors, task.texts)
             output.find_known_good()
         except OSError as error:
             return self._not_stored(task, error)
@@ -152,7 +154,9 @@ class ResultStore:
         if error.errno == errno.EIO:
             words = "the disk reported an error, and the chunk is stored again"
             self._emit(event.Alarmed(f"{output.name} chunk {task.chunk}: {words}: {error}"))
-        reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
+        reason = with_free_space(
+            f"vectors could not be stored: {error}", output.ledger.layout.workdir
+        )
         return Verdict(Outcome.DISK_FULL, reason)
 
     def commit_parts(self, number: int, chunk: int) -> bool:
@@ -166,7 +170,7 @@ class ResultStore:
         if ledger.facts is None or ledger.committed(chunk) or output.undone(chunk):
             return True
         try:
-            if not ledger.compose(chunk):
+            if not ledger.commit_parts(chunk):
                 what = f"{output.name} chunk {chunk}: stored vectors are damaged"
                 self._emit(event.Warned(f"{what}, and will be computed again"))
                 return False
@@ -229,7 +233,7 @@ class ResultStore:
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
         if not frozenset(output.undone(task.chunk)).issuperset(texts):
             return False
-        verdict = judge(folder.gather(Evidence(None, limits=spec.limits)))
+        verdict = judge(folder.evidence_of_end(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
             texts = [spec.start + row for row in folder.salvage().done]
@@ -377,6 +381,6 @@ def _check_space(output: OutputRun) -> None:
     left = ledger.plan.distinct - ledger.texts_done
     dimension = ledger.facts.dimension
     form = output.form
-    second_form = 0 if form.is_of_rows else Numbers(form.dtype, dimension).row_bytes
+    second_form = 0 if form.is_float32_npy else Numbers(form.dtype, dimension).row_bytes
     need = need_bytes(output.table.rows, left, dimension, second_form)
     check_disk(output.name, need, free_bytes(output.workdir), str(output.workdir))

@@ -14,11 +14,11 @@ from chunkvisor.outputs.forms import Form, Numbers, Stored, clear_partial, form_
 from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_final
 from chunkvisor.outputs.publish import (
     all_quarantined,
+    complete_publication,
     describe_file,
-    go_on,
     list_quarantined,
-    mend,
     publish,
+    restore_records,
 )
 from chunkvisor.outputs.state import standing_of
 from chunkvisor.store.artifact import BadVectorsError
@@ -56,14 +56,14 @@ def combine(
     has changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something
     else is in its place, 74 if a member is damaged), OSError.
     """
-    go_on(layout)
+    complete_publication(layout)
     fingerprint = digest_of(
         [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
     )
     standing = standing_of(layout)
     whole = standing is not None and standing.holds(layout)
     if standing is not None and whole and standing.manifest["fingerprint"] == fingerprint:
-        mend(layout, standing)
+        restore_records(layout, standing)
         return standing.manifest, True
     if layout.final.exists() and not whole and not layout.done.exists():
         raise not_ours(layout.final, "give the combination another name")
@@ -84,7 +84,7 @@ def combine(
         per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
         for start in range(0, rows, per_block):
             block = np.concatenate(
-                [each.take(min(per_block, rows - start)) for each in portions], axis=1
+                [each.next_rows(min(per_block, rows - start)) for each in portions], axis=1
             )
             zero_rows += int(np.count_nonzero(~block.any(axis=1)))
             yield block
@@ -125,11 +125,11 @@ def _quarantined_in_any(
 ) -> Iterator[dict[str, Any]]:
     """Give the rows that have no vector in one of the outputs, or in several."""
 
-    def of(name: str) -> Iterator[dict[str, Any]]:
+    def with_name(name: str) -> Iterator[dict[str, Any]]:
         for each in all_quarantined(outputs[name], members[name]):
             yield each | {"reason": f"{name}: {each['reason']}"}
 
     row = itemgetter("row")
-    for _, same in itertools.groupby(heapq.merge(*map(of, members), key=row), key=row):
+    for _, same in itertools.groupby(heapq.merge(*map(with_name, members), key=row), key=row):
         each = list(same)
         yield each[0] | {"reason": "; ".join(one["reason"] for one in each)}

@@ -47,7 +47,7 @@ class Donor:
     """Tokens before the cut for numbers of it: 0 = whole, -1 = not counted."""
 
 
-def of_final(
+def final_donor(
     layout: OutputLayout, standing: Standing | None, wanted: Identity, words: str
 ) -> Donor | None:
     """Offer the final file that stands, of this generation.
@@ -77,13 +77,13 @@ def of_final(
     )
 
 
-def of_output(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
+def output_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
     """Offer the final file that stands of an output, of whatever generation. Raises OSError."""
-    found = read(layout, look=False)
-    return of_final(found.earlier or found.layout, found.standing, wanted, words)
+    found = read(layout, check_file=False)
+    return final_donor(found.earlier or found.layout, found.standing, wanted, words)
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Donor | None]:
+def other_workdirs_donors(folders: Sequence[Path], wanted: Identity) -> Iterator[Donor | None]:
     """Offer finished outputs of other workdirs.
 
     Raises Halt (78) if one of the folders is not a workdir.
@@ -96,10 +96,10 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Don
                 "Correct it, or remove it from the list.",
             )
         for path in sorted(layout.outputs.glob("*/")):
-            yield of_output(layout.output(path.name), wanted, f"{folder} output {path.name}")
+            yield output_donor(layout.output(path.name), wanted, f"{folder} output {path.name}")
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
+def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
     """Offer what a generation has committed, or copied; None if that is nothing."""
     if not layout.chunks.exists():
         return None
@@ -146,12 +146,15 @@ def of_chunks(layout: OutputLayout, wanted: Identity, words: str) -> Donor | Non
         return np.append(found, _tokens_in(copies.tokens, -1, numbers[~own] - plan.distinct))
 
     place = Place(words, facts.versions)
-    return Donor(place, table.index, facts, lambda: _stored(files), numbers, tokens)
+    return Donor(place, table.index, facts, lambda: _blocks_of_files(files), numbers, tokens)
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
     """Say whether it has vectors as they are wanted, and an index of its texts."""
-    return fixed.identity.of_vectors == wanted.of_vectors and TableFiles(layout.table).holds_index()
+    return (
+        fixed.identity.vector_fingerprint == wanted.vector_fingerprint
+        and TableFiles(layout.table).holds_index()
+    )
 
 
 def _numbered(first: int, found: Iterable[Vectors]) -> Blocks:
@@ -160,7 +163,7 @@ def _numbered(first: int, found: Iterable[Vectors]) -> Blocks:
         first += len(block)
 
 
-def _stored(files: Sequence[tuple[int, Path]]) -> Blocks:
+def _blocks_of_files(files: Sequence[tuple[int, Path]]) -> Blocks:
     for first, path in files:
         with open(path, "rb") as file:
             yield from _numbered(first, blocks(file, read_shape(file)))

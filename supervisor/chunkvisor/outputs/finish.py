@@ -13,7 +13,13 @@ import numpy as np
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.outputs.forms import Form
 from chunkvisor.outputs.join import assemble, bad_texts
-from chunkvisor.outputs.publish import describe_file, go_on, list_quarantined, publish, tidy
+from chunkvisor.outputs.publish import (
+    complete_publication,
+    describe_file,
+    list_quarantined,
+    publish,
+    remove_leftovers,
+)
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
@@ -30,7 +36,7 @@ _ROWS_AT_ONCE = 1 << 18
 _MAX_LINES = 100
 
 
-def finish(
+def finish_output(
     form: Form,
     fixed: Fixed,
     ledger: Ledger,
@@ -55,7 +61,7 @@ def finish(
     ):  # they were lost, and there was no chunk to bring them back
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
-    go_on(layout)  # of a join that failed after the rename, and is tried again
+    complete_publication(layout)  # of a join that failed after the rename, and is tried again
     final = assemble(ledger, table, on_block, form, reuse)
     facts = ledger.facts
     assert facts is not None
@@ -104,7 +110,7 @@ def finish(
         manifest["texts_encoded"] = reuse.encoded
     publish(layout, manifest)
     # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-    tidy(layout, keep_chunks=keep_chunks or bool(manifest["quarantined"]))
+    remove_leftovers(layout, keep_chunks=keep_chunks or bool(manifest["quarantined"]))
     return {
         "rows": table.rows,
         "dimension": final.dimension,
@@ -162,7 +168,7 @@ def _record_cut(
     def tokens_before_the_cut() -> Iterator[bytes]:
         """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
         nonlocal count
-        with open(layout.truncated_twin, "wb") as lines:
+        with open(layout.truncated_kept, "wb") as lines:
             for start in range(0, table.rows, _ROWS_AT_ONCE):
                 numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
                 where = ~numbers
@@ -185,5 +191,5 @@ def _record_cut(
     write_blocks(layout.cut_rows, tokens_before_the_cut())
     if not count:
         return {"rows": 0}
-    digest = f"sha256:{digest_file(layout.truncated_twin)}"
+    digest = f"sha256:{digest_file(layout.truncated_kept)}"
     return {"rows": count, "file": layout.truncated.name, "digest": digest}

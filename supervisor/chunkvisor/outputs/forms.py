@@ -46,7 +46,7 @@ class Numbers(NamedTuple):
         """Size of a row."""
         return self.dimension * np.dtype(self.numpy).itemsize
 
-    def of(self, block: Vectors) -> Stored:
+    def convert(self, block: Vectors) -> Stored:
         """Convert the rows. Raises FloatingPointError for what float16 cannot hold."""
         with np.errstate(over="raise"):
             stored: Stored = block.astype(self.numpy, copy=False)
@@ -88,7 +88,7 @@ class HashedFile(io.FileIO):
             self._syncing, self._unsynced_bytes = self._pool.submit(os.fsync, self.fileno()), 0
         return view.nbytes
 
-    def finish(self) -> str:
+    def finish_sync(self) -> str:
         """Sync it, and return its sha256, hex. Raises OSError."""
         self._syncing.result()
         os.fsync(self.fileno())
@@ -128,7 +128,7 @@ class Carried:
             file.schema_arrow.empty_table().select(names),
         )
 
-    def take(self, count: int) -> Any:
+    def next_rows(self, count: int) -> Any:
         """Return the next rows, column by column."""
         import pyarrow as pa
 
@@ -208,7 +208,7 @@ def _write_parquet(
         vectors = pa.FixedSizeListArray.from_arrays(
             pa.array(block.reshape(-1)), numbers.dimension, mask=pa.array(mask)
         )
-        columns = [] if carried is None else carried.take(len(block))
+        columns = [] if carried is None else carried.next_rows(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))
         pending.append(pa.table([number, *columns, vectors], schema=schema))
         next_row += len(block)
@@ -280,7 +280,7 @@ class Form:
         return self.dtype is FinalDtype.FLOAT32
 
     @property
-    def is_of_rows(self) -> bool:
+    def is_float32_npy(self) -> bool:
         """Whether it holds them in an array."""
         return self.is_exact and self.format is FinalFormat.NPY
 

@@ -72,7 +72,7 @@ class CopiesDamagedError(Halt):
         super().__init__(ExitCode.TRY_AGAIN, what, why=why, remedy=remedy)
 
 
-def ahead(found: Iterator[Stored]) -> Generator[Stored]:
+def read_ahead(found: Iterator[Stored]) -> Generator[Stored]:
     """Give the same.
 
     The next block is read and hashed in a thread while the last is made into something else.
@@ -90,7 +90,7 @@ class Portions:
     def __init__(self, found: Iterator[Stored]) -> None:
         self._blocks, self._left = found, np.empty(0)
 
-    def take(self, count: int) -> Stored:
+    def next_rows(self, count: int) -> Stored:
         """Return so many of the next rows, at least one."""
         taken: list[Stored] = []
         while count:
@@ -129,7 +129,7 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
             raise ChunkDamagedError(chunk, str(error)) from None
 
 
-def take_texts(
+def next_texts(
     chunks: Portions, reuse: Reuse | None, start: int, stop: int, dimension: int
 ) -> Vectors:
     """Return the vectors of the next texts, start..stop, from the chunks and from copies.
@@ -137,13 +137,13 @@ def take_texts(
     Raises ChunkDamagedError, CopiesDamagedError, OSError.
     """
     if reuse is None:
-        return chunks.take(stop - start)
+        return chunks.next_rows(stop - start)
     found = np.empty((stop - start, dimension), dtype="<f4")
     where = reuse.where_of(np.arange(start, stop))
     copied = where >= 0
     path = reuse.files.copied
     if count := int(np.count_nonzero(~copied)):
-        found[~copied] = chunks.take(count)
+        found[~copied] = chunks.next_rows(count)
     try:
         found[copied] = pick_rows(path, "<f4", _HEADER_BYTES, dimension, where[copied])
     except (ValueError, FileNotFoundError) as error:
@@ -192,13 +192,13 @@ def assemble(
     clear_partial(layout)
     final = Final(ledger.facts.dimension)
     numbers = Numbers(FinalDtype.FLOAT32, final.dimension)
-    if form.is_of_rows:
+    if form.is_float32_npy:
         at = layout.partial(form.format)
-        found = _joined(ledger, table, reuse, final, at, on_block)
+        found = _rows_in_order(ledger, table, reuse, final, at, on_block)
         final.digest = write_final(layout, at, rows, numbers, form, found)
         return final
     at = layout.partial_rows
-    found = _joined(ledger, table, reuse, final, at, on_block)
+    found = _rows_in_order(ledger, table, reuse, final, at, on_block)
     write_final(layout, at, rows, numbers, Form(), found)
     read = partial(FORMATS[FinalFormat.NPY].read, at, rows, numbers, None)
     final.digest = write_form(layout, form, rows, final.dimension, read, on_block)
@@ -206,7 +206,7 @@ def assemble(
     return final
 
 
-def _joined(
+def _rows_in_order(
     ledger: Ledger,
     table: StagedTable,
     reuse: Reuse | None,
@@ -225,14 +225,14 @@ def _joined(
     per_block = max(1, BLOCK_BYTES // (4 * final.dimension))
     seen = 0
     numbers = np.fromiter(bad_texts(ledger, reuse), dtype=np.int64)
-    with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
+    with contextlib.closing(read_ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)
         for start in range(0, table.rows, per_block):
             ids = table.row_text(start, min(start + per_block, table.rows))
             upto = max(seen, int(ids.max()) + 1)
             block = np.zeros((1, final.dimension), dtype="<f4")
             if upto > seen:
-                block = take_texts(chunks, reuse, seen, upto, final.dimension)
+                block = next_texts(chunks, reuse, seen, upto, final.dimension)
             if upto - seen < len(
                 ids
             ):  # else no text came before, and ids rise by one from row to row
@@ -260,7 +260,9 @@ def bad_texts(ledger: Ledger, reuse: Reuse | None) -> dict[int, BadText]:
     """
     if reuse is None:
         return ledger.bad
-    return {int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
+    return {
+        int(reuse.encoded_texts(number, number + 1)[0]): bad for number, bad in ledger.bad.items()
+    }
 
 
 def _other_rows(text: int, ledger: Ledger, reuse: Reuse | None) -> Exception:
@@ -301,7 +303,7 @@ def write_final(
             with FORMATS[form.format].write(file, rows, numbers, carried) as append:
                 for block in found:
                     append(block)
-            return file.finish()
+            return file.finish_sync()
     except BaseException:
         with contextlib.suppress(OSError):
             clear_partial(layout)
@@ -323,9 +325,9 @@ def write_form(
     numbers = Numbers(form.dtype, dimension)
 
     def made() -> Iterator[Stored]:
-        with contextlib.closing(ahead(read())) as blocks:
+        with contextlib.closing(read_ahead(read())) as blocks:
             for block in blocks:
-                yield numbers.of(block)
+                yield numbers.convert(block)
                 on_block()
 
     try:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from chunkvisor.events.event import OutputAlreadyComplete
 from chunkvisor.outputs.combine import refuse_unequal
 from chunkvisor.outputs.forms import asked_form, clear_partial
-from chunkvisor.outputs.publish import go_on, settle, take_down, tidy
+from chunkvisor.outputs.publish import (
+    complete_publication,
+    ensure_form,
+    remove_leftovers,
+    set_damaged_aside,
+)
 from chunkvisor.outputs.stage import Wanted, stage
 from chunkvisor.outputs.state import Found, Stage
 from chunkvisor.store.disk import not_ours
@@ -24,7 +29,7 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
     """
     config = wanted.loaded.config
     for layout in layouts:
-        remove_folder(layout.of(0).state)  # of a run that was killed while it staged
+        remove_folder(layout.at_generation(0).state)  # of a run that was killed while it staged
         _refuse_others(layout, wanted)
     outputs = [_settled(layout, wanted) for layout in layouts]
     rows = {each.layout.name: each.fixed.identity.rows for each in outputs if each.fixed}
@@ -34,7 +39,7 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
         # Before space is counted: a killed join leaves its whole size reserved.
         clear_partial(layout)
         if (manifest := each.manifest) is not None:
-            tidy(layout, keep_chunks=config.chunk.keep or bool(manifest["quarantined"]))
+            remove_leftovers(layout, keep_chunks=config.chunk.keep or bool(manifest["quarantined"]))
             path = str(layout.file(config.outputs[layout.name].format))
             size = manifest["rows"], manifest["dimension"]
             wanted.emit(OutputAlreadyComplete(layout.name, *size, path))
@@ -52,13 +57,13 @@ def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
 
 def _settled(layout: OutputLayout, wanted: Wanted) -> Found:
     """Have it COMPLETE in the form that is asked for, or STAGED, or ENCODING."""
-    found = stage(go_on(layout), wanted)
+    found = stage(complete_publication(layout), wanted)
     assert found.fixed is not None
     if found.stage is Stage.COMPLETE:
         form = asked_form(wanted.loaded.config.outputs[layout.name], found.fixed.carried)
-        found = settle(found, form, wanted.more, wanted.emit, wanted.on_wait)
+        found = ensure_form(found, form, wanted.more, wanted.emit, wanted.on_wait)
         if found.stage is not Stage.COMPLETE:
             found = stage(found, wanted)  # `clean` may have removed the texts
     elif found.stage is Stage.DAMAGED:
-        found = take_down(found, wanted.emit)
+        found = set_damaged_aside(found, wanted.emit)
     return found

@@ -15,10 +15,10 @@ from chunkvisor.outputs.donors import (
     Blocks,
     Donor,
     Rows,
-    of_chunks,
-    of_final,
-    of_other_workdirs,
-    of_output,
+    chunks_donor,
+    final_donor,
+    other_workdirs_donors,
+    output_donor,
 )
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage, read
@@ -47,7 +47,9 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
         try:
             read_reuse(layout)
         except DamagedError as error:
-            wanted.note(f"{name}: its plan is damaged ({error}); its texts are looked up again")
+            wanted.emit_note(
+                f"{name}: its plan is damaged ({error}); its texts are looked up again"
+            )
         else:
             return
     table = StagedTable.open(layout.table)
@@ -66,7 +68,7 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
     for number in layout.generations():
         stands = found.earlier is not None and number == found.earlier.generation
         if number != layout.generation and not stands:
-            remove_folder(layout.of(number).state)
+            remove_folder(layout.at_generation(number).state)
 
 
 def count_shared(
@@ -78,17 +80,25 @@ def count_shared(
     Raises OSError.
     """
     assert found.fixed is not None
-    of_vectors = found.fixed.identity.of_vectors
+    vector_fingerprint = found.fixed.identity.vector_fingerprint
     table = TableFiles(found.layout.table)
     known = np.zeros(found.fixed.identity.rows, dtype=bool)
     numbers = [] if found.fixed.anew else found.layout.generations()
-    own = [found.layout.of(number) for number in numbers if number != found.layout.generation]
+    own = [
+        found.layout.at_generation(number)
+        for number in numbers
+        if number != found.layout.generation
+    ]
     counts = list[int]()
     for layout in (*own, *complete, *(each.layout for each in before)):
         seen = int(known.sum())
         fixed = read_if_whole(Fixed, layout.identity)
         index = TableFiles(layout.table)
-        if fixed is not None and fixed.identity.of_vectors == of_vectors and index.holds_index():
+        if (
+            fixed is not None
+            and fixed.identity.vector_fingerprint == vector_fingerprint
+            and index.holds_index()
+        ):
             for ours, _ in shared_texts(table.index, index.index):
                 known[ours] = True
         counts.append(int(known.sum()) - seen)
@@ -109,30 +119,34 @@ def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Ite
     late = list[Donor | None]()
     if not anew:
         stands = found.earlier or layout
-        own = of_final(stands, found.standing, identity, "its earlier final file")
+        own = final_donor(stands, found.standing, identity, "its earlier final file")
         yield own
         for number in reversed(layout.generations()):
             if own is None or number != stands.generation:
-                late.append(of_chunks(layout.of(number), identity, "its earlier chunks"))
+                late.append(
+                    chunks_donor(layout.at_generation(number), identity, "its earlier chunks")
+                )
         if found.earlier is not None and own is None and not any(late):
             words = "no vector can be taken from its final file, which is rounded or damaged"
-            wanted.note(f"{name}: {words}; with chunk.keep: true, updates encode only new texts")
+            wanted.emit_note(
+                f"{name}: {words}; with chunk.keep: true, updates encode only new texts"
+            )
     for other in others:
-        newest = read(other, look=False)
+        newest = read(other, check_file=False)
         words = f"output {other.name}"
         final = None
         if newest.earlier is None or not anew:
-            final = of_output(other, identity, words)
+            final = output_donor(other, identity, words)
             yield final
         if other.name != name and (final is None or newest.earlier is not None):
-            yield of_chunks(newest.layout, identity, words)
+            yield chunks_donor(newest.layout, identity, words)
     if not anew:
         workdir = Layout(layout.workdir)
         for path in sorted(workdir.outputs.glob("*/")):
             if path.name not in config.outputs:
-                yield of_output(workdir.output(path.name), identity, f"output {path.name}")
+                yield output_donor(workdir.output(path.name), identity, f"output {path.name}")
     yield from late
-    yield from of_other_workdirs(config.reuse_from, identity)
+    yield from other_workdirs_donors(config.reuse_from, identity)
 
 
 def plan_reuse(

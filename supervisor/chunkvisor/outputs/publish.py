@@ -30,7 +30,15 @@ from chunkvisor.outputs.forms import (
     form_of,
 )
 from chunkvisor.outputs.join import final_rows, write_form
-from chunkvisor.outputs.state import Found, Stage, Standing, has, read, standing_of, twin_of
+from chunkvisor.outputs.state import (
+    Found,
+    Stage,
+    Standing,
+    has_digest,
+    manifest_of,
+    read,
+    standing_of,
+)
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
@@ -71,8 +79,8 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     Raises OSError.
 
     Killed before the announcement is written, it is as if nothing had been joined; after it,
-    `go_on` completes the rest. The final file of before stands until one rename replaces it; one of
-    another form, in another place, goes once the new one is there.
+    `complete_publication` does the rest. The final file of before stands until one rename
+    replaces it; one of another form, in another place, goes once the new one is there.
     """
     before = standing_of(layout)
     ours: tuple[str, ...] = ()
@@ -83,22 +91,22 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     _put_in_place(layout, announced)
 
 
-def go_on(layout: OutputLayout) -> Found:
+def complete_publication(layout: OutputLayout) -> Found:
     """Complete a publication that a kill has ended, if its file is whole.
 
     Each step may be done twice. Raises OSError.
 
     Else what was announced is forgotten, and its partial file removed.
     """
-    layout = read(layout, look=False).layout  # which knows the place of the file
+    layout = read(layout, check_file=False).layout  # which knows the place of the file
     announced = read_if_whole(_Announced, layout.publishing)
     if announced is not None:
         suffix = form_of(announced.manifest).format
         digest = digest_in(announced.manifest)
         written = layout.partial(suffix)
-        if not has(written, digest):
+        if not has_digest(written, digest):
             written.unlink(missing_ok=True)
-        if written.exists() or has(layout.file(suffix), digest):
+        if written.exists() or has_digest(layout.file(suffix), digest):
             _put_in_place(layout, announced)
     layout.publishing.unlink(missing_ok=True)
     return read(layout)
@@ -110,10 +118,12 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     place = layout.file(suffix)
     written = layout.partial(suffix)
     standing = standing_of(layout)
-    now = _sides(layout, manifest)
-    before = _sides(layout, standing.manifest if standing is not None else {})
+    now = _side_files(layout, manifest)
+    before = _side_files(layout, standing.manifest if standing is not None else {})
     if written.exists():
-        write_sides(layout, manifest, but=before)  # what the one before has not is no harm to it
+        write_side_files(
+            layout, manifest, but=before
+        )  # what the one before has not is no harm to it
         if place.is_dir() or place.name not in announced.ours:
             set_aside(place)
         written.replace(place)
@@ -122,9 +132,9 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
         if other != place and other.name in announced.ours:
             other.unlink(missing_ok=True)
     for path, digest in before.items():
-        if now.get(path) != digest and has(path, digest):
+        if now.get(path) != digest and has_digest(path, digest):
             path.unlink()
-    write_sides(layout, manifest)
+    write_side_files(layout, manifest)
     _write_records(layout, manifest)
     layout.publishing.unlink(missing_ok=True)
 
@@ -141,7 +151,7 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 # --- from COMPLETE, and from DAMAGED
 
 
-def settle(
+def ensure_form(
     found: Found, form: Form, more: dict[str, Any], emit: Emit, on_block: Callable[[], None]
 ) -> Found:
     """Have a COMPLETE output in that form, with what lies next to it.
@@ -177,22 +187,22 @@ def settle(
             manifest.pop("carried", None)
             publish(layout, manifest | describe_file(layout, form, digest))
             return read(layout)
-        mend(layout, replace(found.standing, manifest=manifest))
+        restore_records(layout, replace(found.standing, manifest=manifest))
         return found
     except BadVectorsError:  # it was damaged beneath the file system, which its stamp does not show
-        return take_down(found, emit)
+        return set_damaged_aside(found, emit)
 
 
-def mend(layout: OutputLayout, standing: Standing) -> None:
+def restore_records(layout: OutputLayout, standing: Standing) -> None:
     """Write lost records of a whole final file anew, and what lies next to it.
 
     Raises OSError.
     """
     manifest = standing.manifest
-    write_sides(layout, manifest)
+    write_side_files(layout, manifest)
     stamp = standing.stamp
     touched = stamp is None or not stamp.untouched(file_of(layout, manifest))
-    if touched or twin_of(layout) != manifest:
+    if touched or manifest_of(layout) != manifest:
         _write_records(layout, manifest)
 
 
@@ -212,7 +222,7 @@ def reopen(found: Found) -> Found:
     return read(layout)
 
 
-def take_down(found: Found, emit: Emit) -> Found:
+def set_damaged_aside(found: Found, emit: Emit) -> Found:
     """Set aside what is in the place of a DAMAGED final file, then its manifest and record go.
 
     Raises OSError.
@@ -230,14 +240,14 @@ def take_down(found: Found, emit: Emit) -> Found:
     return read(layout)
 
 
-def tidy(layout: OutputLayout, *, keep_chunks: bool) -> None:
+def remove_leftovers(layout: OutputLayout, *, keep_chunks: bool) -> None:
     """Remove what a COMPLETE output needs no more; killed in between, the next run does the rest.
 
     Raises OSError.
     """
     for number in layout.generations():
         if number != layout.generation:
-            remove_folder(layout.of(number).state)
+            remove_folder(layout.at_generation(number).state)
     clear_partial(layout)
     if not keep_chunks:
         remove_at_once(layout.chunks)  # with the plan that they belong to
@@ -259,7 +269,7 @@ def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, An
     return said
 
 
-def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
+def _side_files(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     """Return the sha256, hex, of each file that lies next to the final."""
     said = {
         layout.rows_table: manifest.get("carried"),
@@ -272,30 +282,32 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     return {path: digest_in(record) for path, record in there.items()}
 
 
-def damaged_sides(
+def check_side_files(
     layout: OutputLayout, manifest: dict[str, Any]
 ) -> Iterator[tuple[Path, str | None]]:
     """Give (file, what is wrong with it; None = nothing) of all that lies next to the final.
 
     Raises OSError.
     """
-    for path, digest in _sides(layout, manifest).items():
+    for path, digest in _side_files(layout, manifest).items():
         other = OTHER_DIGEST if path.exists() else "is missing"
-        yield path, None if has(path, digest) else other
+        yield path, None if has_digest(path, digest) else other
 
 
-def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()) -> None:
+def write_side_files(
+    layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()
+) -> None:
     """Write what is missing or is not what the manifest says; what stands there is set aside.
 
     Raises OSError.
     """
     sources = {
         layout.rows_table: TableFiles(layout.table).rows,
-        layout.truncated: layout.truncated_twin,
-        layout.quarantined: layout.quarantined_twin,
+        layout.truncated: layout.truncated_kept,
+        layout.quarantined: layout.quarantined_kept,
     }
-    for path, digest in _sides(layout, manifest).items():
-        if path not in but and not has(path, digest) and has(sources[path], digest):
+    for path, digest in _side_files(layout, manifest).items():
+        if path not in but and not has_digest(path, digest) and has_digest(sources[path], digest):
             set_aside(path)
             copy_atomic(sources[path], path, made_in=layout.hidden)
 
@@ -311,7 +323,7 @@ def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> di
     first = list(itertools.islice(rows, MOST_LISTED))
     said: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
     if not first:
-        layout.quarantined_twin.unlink(missing_ok=True)
+        layout.quarantined_kept.unlink(missing_ok=True)
         return said
 
     def lines() -> Iterator[bytes]:
@@ -319,8 +331,8 @@ def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> di
             said["quarantined_rows"] += 1
             yield json.dumps(row).encode() + b"\n"
 
-    write_blocks(layout.quarantined_twin, lines())
-    digest = f"sha256:{digest_file(layout.quarantined_twin)}"
+    write_blocks(layout.quarantined_kept, lines())
+    digest = f"sha256:{digest_file(layout.quarantined_kept)}"
     return said | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
 
 
@@ -332,8 +344,8 @@ def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[
     if len(manifest["quarantined"]) == manifest["quarantined_rows"]:
         yield from manifest["quarantined"]
         return
-    for path in (layout.quarantined_twin, layout.quarantined):
-        if has(path, digest_in(manifest["quarantined_list"])):
+    for path in (layout.quarantined_kept, layout.quarantined):
+        if has_digest(path, digest_in(manifest["quarantined_list"])):
             with open(path, "rb") as file:
                 yield from map(json.loads, file)
             return

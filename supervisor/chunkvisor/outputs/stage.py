@@ -48,7 +48,7 @@ class Wanted:
     on_wait: Callable[[], None]
     """Called now and then; it may raise to stop."""
 
-    def note(self, text: str) -> None:
+    def emit_note(self, text: str) -> None:
         """Say it to people."""
         self.emit(Note(text))
 
@@ -76,7 +76,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
         _refuse_changed(layout, before, same, wanted)
         if same.fingerprint == was.fingerprint and _is_staged(found, before, request, wanted):
             return found
-    staging = layout.of(0)
+    staging = layout.at_generation(0)
     now = _read_source(staging, request, wanted)
     if before is not None:
         _refuse_changed(layout, before, now.identity, wanted)
@@ -91,9 +91,9 @@ def stage(found: Found, wanted: Wanted) -> Found:
     now = replace(now, chunk_size=wanted.chunk_size(name), anew=wanted.from_scratch)
     if generation > 1:
         rows = counted(now.identity.rows, "row")
-        wanted.note(f"{name}: this is generation {generation}, of {rows}")
+        wanted.emit_note(f"{name}: this is generation {generation}, of {rows}")
     write_record(staging.identity, now)  # with it the name of the table is on the disk
-    staging.state.rename(layout.of(generation).state)
+    staging.state.rename(layout.at_generation(generation).state)
     sync_folder(layout.home)
     return read(layout)
 
@@ -101,7 +101,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
 def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
     """Say whether what is staged is still the same, and what is needed of it is there."""
     layout = found.layout
-    if (before.asked, before.place) != (_asked(request), _place_in(layout, wanted)):
+    if (before.asked, before.place) != (_request_record(request), _place_in(layout, wanted)):
         return False
     done = found.manifest
     form = asked_form(wanted.loaded.config.outputs[layout.name], before.carried)
@@ -115,7 +115,7 @@ def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Want
             return True
     except DamagedError:
         pass
-    wanted.note(f"{layout.name}: the staged texts are damaged; reading the source again")
+    wanted.emit_note(f"{layout.name}: the staged texts are damaged; reading the source again")
     return False
 
 
@@ -128,11 +128,11 @@ def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) 
     make_folder(staging.state, durable=False)
     wanted.load_ahead()
     wanted.emit(Staging(name))
-    asked = _asked(request)
+    asked = _request_record(request)
     table = stage_table(request, staging.table, wanted.on_wait)
     if table.empty:
         empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
-        wanted.note(f"{name}: {empty}; `where` leaves them out")
+        wanted.emit_note(f"{name}: {empty}; `where` leaves them out")
     files = tuple(file.place for file in table.files)
     identity = wanted.identity(name, table.digest, table.rows)
     place = _place_in(staging, wanted)
@@ -148,10 +148,10 @@ def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: W
 
     With --update, if vectors that are there do not serve.
     """
-    serve = now.of_vectors == fixed.identity.of_vectors
+    serve = now.vector_fingerprint == fixed.identity.vector_fingerprint
     if fixed.identity.fingerprint == now.fingerprint or (serve and wanted.update):
         return
-    remove_folder(layout.of(0).state)
+    remove_folder(layout.at_generation(0).state)
     changes = differences(fixed.identity, now)
     by_options = wanted.loaded.by_options
     what = f"output {layout.name} was begun with other settings"
@@ -168,7 +168,7 @@ def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: W
     )
 
 
-def _asked(request: IngestRequest) -> dict[str, Any]:
+def _request_record(request: IngestRequest) -> dict[str, Any]:
     """Say what the staged table depends on, but for the contents of the files.
 
     Raises Halt if a file is gone.
@@ -183,4 +183,4 @@ def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
     Raises Halt if a file is gone.
     """
     fixed = read_if_whole(Fixed, layout.identity)
-    return fixed is not None and fixed.asked == _asked(request)
+    return fixed is not None and fixed.asked == _request_record(request)

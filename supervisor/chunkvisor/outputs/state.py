@@ -1,10 +1,11 @@
 """Says where an output stands, by what is in its folder; nothing here writes.
 
-    ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING ──go_on──► COMPLETE
+    ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING
         of other texts or settings, the next generation is STAGED; the final file stays
-    COMPLETE ──settle──► PUBLISHING (another form)
+    PUBLISHING ──complete_publication──► COMPLETE
+    COMPLETE ──ensure_form──► PUBLISHING (another form)
     COMPLETE ──reopen──► ENCODING (`retry`; vectors that a rounded file does not have)
-    DAMAGED ──take_down──► ENCODING, or STAGED if its vectors are gone
+    DAMAGED ──set_damaged_aside──► ENCODING, or STAGED if its vectors are gone
 
 A join leaves nothing to go on with, and so is no state.
 """
@@ -43,7 +44,7 @@ class Standing:
         path = file_of(layout, self.manifest)
         if self.stamp is not None:
             return self.stamp.holds(path)
-        return has(path, digest_in(self.manifest))
+        return has_digest(path, digest_in(self.manifest))
 
 
 @frozen
@@ -68,13 +69,13 @@ class Found:
     def earlier(self) -> OutputLayout | None:
         """The generation whose final file stands, if it is not the newest."""
         number = self.standing.manifest.get("generation", 0) if self.standing is not None else 0
-        return self.layout.of(number) if 0 < number < self.layout.generation else None
+        return self.layout.at_generation(number) if 0 < number < self.layout.generation else None
 
 
-def read(layout: OutputLayout, *, look: bool = True) -> Found:
-    """Read where an output stands; `look`: whether its final file is whole, and not only there.
+def read(layout: OutputLayout, *, check_file: bool = True) -> Found:
+    """Read where an output stands. Raises OSError.
 
-    Raises OSError.
+    With `check_file`, its final file has to be whole; without, it has to be there.
     """
     layout = layout.newest
     try:
@@ -92,7 +93,9 @@ def read(layout: OutputLayout, *, look: bool = True) -> Found:
     if layout.publishing.exists():
         stage = Stage.PUBLISHING
     elif standing is not None and not standing.reopened and _is_of(standing, layout, fixed):
-        whole = standing.holds(layout) if look else file_of(layout, standing.manifest).exists()
+        whole = (
+            standing.holds(layout) if check_file else file_of(layout, standing.manifest).exists()
+        )
         if whole:
             stage = Stage.COMPLETE
         elif standing.stamp is not None:  # what only stands in for a record says nothing else
@@ -109,12 +112,12 @@ def _is_of(standing: Standing, layout: OutputLayout, fixed: Fixed) -> bool:
 def standing_of(layout: OutputLayout) -> Standing | None:
     """Return the record of the final file, or the manifest in its stead; None if both are lost."""
     found = read_if_whole(Standing, layout.done)
-    if found is None and (twin := twin_of(layout)) is not None:
+    if found is None and (twin := manifest_of(layout)) is not None:
         found = Standing(twin, None)
     return found
 
 
-def twin_of(layout: OutputLayout) -> dict[str, Any] | None:
+def manifest_of(layout: OutputLayout) -> dict[str, Any] | None:
     """Return the manifest next to the final file; None if it is lost."""
     try:
         return read_sealed(layout.manifest)
@@ -122,7 +125,7 @@ def twin_of(layout: OutputLayout) -> dict[str, Any] | None:
         return None
 
 
-def has(path: Path, digest: str) -> bool:
+def has_digest(path: Path, digest: str) -> bool:
     """Say whether the file has this sha256, hex. Raises OSError."""
     return path.is_file() and digest_file(path) == digest
 

@@ -211,7 +211,7 @@ def next_steps(
         from chunkvisor.outputs.state import read
 
         name, output = next(iter(loaded.config.outputs.items()))
-        found = read(layout.output(name), look=False)
+        found = read(layout.output(name), check_file=False)
         if found.manifest is not None:
             rows_table = "" if output.where is None else found.layout.rows_table.name
             yield how_to_read(file_of(found.layout, found.manifest), rows_table)

@@ -252,7 +252,7 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
         if not output.quarantined:
             continue
         with contextlib.suppress(OSError):
-            manifest = read(layout.output(name), look=False).manifest
+            manifest = read(layout.output(name), check_file=False).manifest
             found = [
                 event.details() for event in timeline.quarantined.values() if event.output == name
             ]

@@ -163,7 +163,7 @@ class Follower:
 
 def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
     """Return how far an output is: by its manifest once it is complete, until then by events."""
-    found = read(layout, look=False)
+    found = read(layout, check_file=False)
     manifest = found.manifest
     if manifest is not None:
         count = manifest["quarantined_rows"]

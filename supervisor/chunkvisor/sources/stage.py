@@ -34,7 +34,7 @@ from chunkvisor.sources.resolve import (
 )
 from chunkvisor.sources.sql import SqlReader, is_disk_fault
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
-from chunkvisor.store.disk import disk_halt, refusal
+from chunkvisor.store.disk import disk_halt, halt_for
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
@@ -139,7 +139,7 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
             why=str(error).split("\n", 1)[0],
         )
     if isinstance(error, OSError):
-        return refusal(error, folder)
+        return halt_for(error, folder)
     # DuckDB's own files are in the scratch folder.
     if isinstance(error, duckdb.IOException) or is_disk_fault(error):
         return disk_halt(OSError(errno.ENOSPC, str(error)), folder)

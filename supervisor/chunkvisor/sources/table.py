@@ -23,7 +23,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.remote import is_remote
 from chunkvisor.sources.resolve import SourceFormat, resolve, signature
-from chunkvisor.store.artifact import fill, pick_rows
+from chunkvisor.store.artifact import pick_rows, read_exactly
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
@@ -281,7 +281,9 @@ class StagedTable(TableRecord):
         return self if reuse is None else replace(self, distinct=reuse.encoded, reuse=reuse)
 
     def _numbers(self, start: int, stop: int) -> Numbers:
-        return np.arange(start, stop) if self.reuse is None else self.reuse.texts_of(start, stop)
+        return (
+            np.arange(start, stop) if self.reuse is None else self.reuse.encoded_texts(start, stop)
+        )
 
     @property
     def carried(self) -> str | None:
@@ -303,7 +305,7 @@ class StagedTable(TableRecord):
             for first, stop in itertools.pairwise([*runs, len(numbers)]):
                 bounds = np.append(begins[first], ends[first:stop])
                 data = bytearray(int(bounds[-1] - bounds[0]))
-                if not fill(file.fileno(), memoryview(data), int(bounds[0])):
+                if not read_exactly(file.fileno(), memoryview(data), int(bounds[0])):
                     raise DamagedError(f"{paths.texts} is shorter than it was")
                 found += [
                     data[begin:end].decode()

@@ -129,7 +129,7 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
     at = file.tell()
     for first in range(0, shape.rows, per_block):
         block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype=dtype)
-        if not fill(file.fileno(), block.data.cast("B"), at):
+        if not read_exactly(file.fileno(), block.data.cast("B"), at):
             raise BadVectorsError("became shorter while it was read")
         at += block.nbytes
         yield block
@@ -185,13 +185,15 @@ def pick_rows(
             last = int(wanted[end - 1])
             there = np.empty((last - start + 1, width), found.dtype)
             at = offset_bytes + start * row_bytes
-            if start < 0 or not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, at):
+            if start < 0 or not read_exactly(
+                file.fileno(), there.reshape(-1).view(np.uint8).data, at
+            ):
                 raise ValueError(f"there are no rows {start} to {last}")
             found[order[first:end]] = there[wanted[first:end] - start]
     return found
 
 
-def fill(fd: int, room: memoryview, offset: int) -> bool:
+def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
     """Fill the room of bytes from `offset` of the file on; False if the file ends before.
 
     Raises OSError.

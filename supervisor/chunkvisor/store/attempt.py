@@ -55,7 +55,7 @@ def write_attempt(
     return spec
 
 
-def gather(
+def read_evidence(
     files: AttemptFiles,
     spec: Spec,
     known: Facts | None,
@@ -153,10 +153,10 @@ class Salvage:
     """Texts of the batches that had begun and were not written: one may be what ended it."""
 
 
-def look(
+def find_salvage(
     files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
 ) -> Salvage:
-    """Say what is left of the attempt, for `known` and `is_blank` as in `gather`.
+    """Say what is left of the attempt, for `known` and `is_blank` as in `read_evidence`.
 
     Raises nothing.
     """
@@ -196,7 +196,7 @@ def look(
     return replace(nothing, done=tuple(sorted(done)))
 
 
-def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
+def keep_cut_lengths(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
     """Take over which of the texts start..stop an attempt has cut, from its file into `path`.
 
     Raises OSError.
@@ -206,7 +206,7 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
     """
     import numpy as np
 
-    from chunkvisor.store.artifact import fill
+    from chunkvisor.store.artifact import read_exactly
 
     try:
         with open(attempt, "rb") as file:
@@ -223,7 +223,7 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
             os.ftruncate(out.fileno(), 4 * texts)
             # Read and written, not mapped: a write to a map of a file with holes is killed by a
             # full disk.
-            fill(out.fileno(), tokens.view(np.uint8).data, 4 * start)
+            read_exactly(out.fileno(), tokens.view(np.uint8).data, 4 * start)
             tokens[pairs[:, 0]] = pairs[:, 1]
             os.pwrite(out.fileno(), tokens.data, 4 * start)
             os.fsync(out.fileno())
@@ -246,18 +246,18 @@ class AttemptFolder:
         trim_log(self.files.log)
         return read_beat(self.files.beat)
 
-    def say(self, line: str) -> None:
+    def add_log_line(self, line: str) -> None:
         """Add a line to the worker's log."""
         with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
             log.write(f"{line}\n")
 
-    def gather(self, end: Evidence) -> Evidence:
-        """Add what the folder tells to what is known of the end; see `gather`."""
-        return gather(self.files, self.spec, self._known(), self._is_blank, end)
+    def evidence_of_end(self, end: Evidence) -> Evidence:
+        """Add what the folder tells to what is known of the end; see `read_evidence`."""
+        return read_evidence(self.files, self.spec, self._known(), self._is_blank, end)
 
     def salvage(self) -> Salvage:
-        """Say what is left of an attempt without a result; see `look`."""
-        return look(self.files, self.spec, self._known(), self._is_blank)
+        """Say what is left of an attempt without a result; see `find_salvage`."""
+        return find_salvage(self.files, self.spec, self._known(), self._is_blank)
 
     def canary_passed(self) -> bool:
         """Say whether its canary got a vector, and one like those before.
@@ -279,19 +279,19 @@ class AttemptFolder:
         """Read what the worker found of the model, as its batch log has it."""
         return read_batch_log(self.files.batches).facts
 
-    def take_cut(self, cut: Path, texts: int) -> None:
-        """Take over into the file `cut` how many tokens were cut of its texts; see `take_cut`.
+    def keep_cut_lengths(self, cut: Path, texts: int) -> None:
+        """Keep in the file `cut` how long its texts were before the cut; see `keep_cut_lengths`.
 
         Raises OSError.
         """
-        take_cut(cut, texts, self.files.cut, self.spec.start, self.spec.stop)
+        keep_cut_lengths(cut, texts, self.files.cut, self.spec.start, self.spec.stop)
 
     @property
     def is_judged(self) -> bool:
         """Whether it has ended, and failed: then it is for a person to read."""
         return self.files.verdict.exists()
 
-    def note(self, verdict: Verdict) -> None:
+    def record_verdict(self, verdict: Verdict) -> None:
         """Leave the verdict for people to read.
 
         An attempt that the run itself ended leaves nothing.
@@ -319,9 +319,9 @@ class AttemptFolder:
         with contextlib.suppress(OSError):
             self.files.folder.parent.rmdir()
 
-    def last_log(self) -> Path | None:
+    def find_log(self) -> Path | None:
         """Find its log, or the newest of the chunk."""
-        return last_log(self.files)
+        return find_log(self.files)
 
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
@@ -331,7 +331,7 @@ def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
     )
 
 
-def last_log(files: AttemptFiles) -> Path | None:
+def find_log(files: AttemptFiles) -> Path | None:
     """Find the attempt's log; if it has none, the newest of the other attempts at its chunk.
 
     The folder may also be that of all attempts at a chunk.

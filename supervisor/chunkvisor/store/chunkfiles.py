@@ -168,7 +168,7 @@ class ChunkFiles:
             if xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - start].data) != part.digest
         ]
 
-    def compose(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
+    def merge_parts(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
         """Return the file of the chunk's vectors and its checksum, for `publish`.
 
         Only the texts that are `good` have a vector, the others NaN.

@@ -54,7 +54,7 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
         )
 
 
-def with_room(words: str, *folders: Path) -> str:
+def with_free_space(words: str, *folders: Path) -> str:
     """Return the words, and what is free in the folders.
 
     Each disk once, by the first of the folders on it.
@@ -69,7 +69,7 @@ def with_room(words: str, *folders: Path) -> str:
     return "; ".join(filter(None, (words, ", ".join(free))))
 
 
-def nearest(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that exists."""
     return next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
 
@@ -86,7 +86,7 @@ def free_bytes(folder: Path) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def of_start(error: OSError) -> tuple[Outcome, str]:
+def start_failure(error: OSError) -> tuple[Outcome, str]:
     """Return (outcome, what to do) of an attempt whose worker could not be started."""
     if error.errno in DISK_ERRNOS:
         return Outcome.DISK_FULL, ""
@@ -99,7 +99,7 @@ def of_start(error: OSError) -> tuple[Outcome, str]:
     return Outcome.SETUP, remedy
 
 
-def refusal(error: OSError, place: Path) -> Halt | None:
+def halt_for(error: OSError, place: Path) -> Halt | None:
     """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
@@ -116,7 +116,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
-        there = nearest(path)
+        there = nearest_existing(path)
         found = there.stat()
         return config_error(
             f"permission denied: {me} cannot use {path}",
@@ -178,7 +178,7 @@ def disk_halt(error: OSError, place: Path) -> Halt:
         )
     see = str(Outcome.DISK_FULL)
     return Halt(
-        ExitCode.DISK, what, f"{remedy}. {_AGAIN}", why=with_room(str(error), folder), see=see
+        ExitCode.DISK, what, f"{remedy}. {_AGAIN}", why=with_free_space(str(error), folder), see=see
     )
 
 
@@ -215,7 +215,7 @@ def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) ->
             if not head or is_ours(head):
                 return
     except OSError as error:
-        raise refusal(error, path.parent) or error from None
+        raise halt_for(error, path.parent) or error from None
     raise config_error(
         f"{named_by}: {path} already exists, and chunkvisor has not made it",
         "Move it away, or name another file.",

@@ -57,20 +57,24 @@ class Identity:
 
         A local model counts by its revision, a digest, not by its place.
         """
-        return digest_of(self._telling())
+        return digest_of(self._distinguishing())
 
     @property
-    def of_vectors(self) -> str:
+    def vector_fingerprint(self) -> str:
         """Fingerprint of all that makes one text's vector.
 
         Without source, template and number of rows.
         """
         shaping = ("model.", "encode.", "env.")
         return digest_of(
-            {name: value for name, value in self._telling().items() if name.startswith(shaping)}
+            {
+                name: value
+                for name, value in self._distinguishing().items()
+                if name.startswith(shaping)
+            }
         )
 
-    def _telling(self) -> dict[str, Any]:
+    def _distinguishing(self) -> dict[str, Any]:
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A
         # plug-in's name may mean anything, and no revision stands for it.
         values = self.values
@@ -147,7 +151,7 @@ def differences(old: Identity, new: Identity) -> list[str]:
 
     None exactly if the fingerprints are equal.
     """
-    before, now = old._telling(), new._telling()
+    before, now = old._distinguishing(), new._distinguishing()
     sentences = []
     for name in dict.fromkeys((*now, *before)):
         if name == "source.digest" or digest_of(before.get(name)) == digest_of(now.get(name)):

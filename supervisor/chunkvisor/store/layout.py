@@ -47,7 +47,7 @@ DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
 # whoever only looks whether a lock is held keeps it from being taken for less than this
-_LOOK_S = 0.5
+_LOCK_PATIENCE_S = 0.5
 
 
 class PathIn:
@@ -68,7 +68,7 @@ class PathIn:
         )
 
 
-class Beside:
+class NextToFinal:
     """An attribute of an output's layout: its final file, or what lies next to it."""
 
     def __init__(self, suffix: str) -> None:
@@ -102,11 +102,11 @@ class OutputLayout:
     kind: str = "outputs"
 
     # What people see.
-    final = Beside("npy")
-    manifest = Beside("json")
-    truncated = Beside("truncated.jsonl")
-    quarantined = Beside("quarantined.jsonl")
-    rows_table = Beside("rows.parquet")
+    final = NextToFinal("npy")
+    manifest = NextToFinal("json")
+    truncated = NextToFinal("truncated.jsonl")
+    quarantined = NextToFinal("quarantined.jsonl")
+    rows_table = NextToFinal("rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
     # in float32: a final of another form is made from them
@@ -128,8 +128,8 @@ class OutputLayout:
     # by chunk: its texts without a vector; what is good of one that is taken apart
     parts = PathIn("state", "parts")
     attempts = PathIn("state", "attempts")
-    truncated_twin = PathIn("state", "truncated.jsonl")
-    quarantined_twin = PathIn("state", "quarantined.jsonl")
+    truncated_kept = PathIn("state", "truncated.jsonl")
+    quarantined_kept = PathIn("state", "quarantined.jsonl")
 
     @property
     def home(self) -> Path:
@@ -141,7 +141,7 @@ class OutputLayout:
         """Everything of this generation."""
         return self.home / (f"{self.generation:04d}" if self.generation else "staging")
 
-    def of(self, generation: int) -> "OutputLayout":
+    def at_generation(self, generation: int) -> "OutputLayout":
         """Return the paths of another generation."""
         return replace(self, generation=generation)
 
@@ -152,7 +152,7 @@ class OutputLayout:
     @property
     def newest(self) -> "OutputLayout":
         """The last of them."""
-        return self.of(max(self.generations(), default=0))
+        return self.at_generation(max(self.generations(), default=0))
 
     def file(self, suffix: str) -> Path:
         """Return the final file of the format with that suffix."""
@@ -168,7 +168,7 @@ class OutputLayout:
     def cut_texts(self, fingerprint: str) -> Path:
         """Return the tokens before the cut of each text that is encoded under that fingerprint.
 
-        See `take_cut`.
+        See `keep_cut_lengths`.
         """
         return self.state / f"cut-{fingerprint[:DIGEST_LENGTH]}.bin"
 
@@ -360,7 +360,7 @@ class LockHolder:
     """Start of the run, seconds since the epoch."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it was a process of this machine and has ended.
 
         What has the id of its run may then be ended.
@@ -398,7 +398,7 @@ def read_holder(path: Path) -> LockHolder | None:
 
 
 @contextlib.contextmanager
-def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
+def hold_lock(path: Path, run_id: str) -> Iterator[LockHolder | None]:
     """Hold the workdir while the context lasts; gives who held it before.
 
     Raises Halt (75) if another run holds it.
@@ -412,10 +412,10 @@ def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
     # NFS makes of it need.
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        deadline = time.monotonic() + _LOOK_S
-        while not _take(fd, fcntl.LOCK_EX):
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while not _try_lock(fd, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
-                raise _taken(path)
+                raise _held_by_another(path)
             time.sleep(0.05)
         previous = read_holder(path)
         if run_id:
@@ -432,12 +432,12 @@ def is_held(path: Path) -> bool:
     """Say whether any process, on whatever machine, holds the lock."""
     try:
         with open(path, "rb") as file:
-            return not _take(file.fileno(), fcntl.LOCK_SH)
+            return not _try_lock(file.fileno(), fcntl.LOCK_SH)
     except (OSError, Halt):  # no file, or a file system without locks
         return False
 
 
-def _take(fd: int, operation: int) -> bool:
+def _try_lock(fd: int, operation: int) -> bool:
     """Say whether the lock could be taken, as LOCK_EX or LOCK_SH. Raises Halt (69), OSError."""
     try:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
@@ -456,7 +456,7 @@ def _take(fd: int, operation: int) -> bool:
     return True
 
 
-def _taken(path: Path) -> Halt:
+def _held_by_another(path: Path) -> Halt:
     holder, name, workdir = read_holder(path), "another run", path.parent.parent
     # One that is over was noted before: whoever has taken the lock since has not said so yet.
     if holder and holder.alive() is not False:

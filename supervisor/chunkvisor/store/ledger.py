@@ -45,18 +45,18 @@ class Parts:
         """Return the texts that have a vector, in order; parts are stored in any."""
         return sorted(text for part in self._index.parts for text in part.texts)
 
-    def missing(self) -> list[int]:
+    def pending_texts(self) -> list[int]:
         """Return the texts that have neither a vector nor a verdict, in order."""
         known = {*self.good_texts(), *(each.text for each in self.bad)}
         bounds = self._files.plan.bounds(self._chunk)
         return [text for text in range(*bounds) if text not in known]
 
-    def add(self, first: int, vectors: Path, texts: Collection[int]) -> None:
+    def add_vectors(self, first: int, vectors: Path, texts: Collection[int]) -> None:
         """Take over the vectors of these texts from a verified file.
 
         Its first row is that of text `first`.
         """
-        added = sorted(set(texts).intersection(self.missing()))
+        added = sorted(set(texts).intersection(self.pending_texts()))
         digest = self._files.add_vectors(self._chunk, first, vectors, added)
         self._save(replace(self._index, parts=(*self._index.parts, Part(tuple(added), digest))))
 
@@ -127,13 +127,13 @@ class Ledger:
         self.bad = {}
         for chunk in self._files.taken_apart():
             if self._committed[chunk]:
-                self._settle(chunk)
+                self._keep_bad_texts(chunk)
             else:
                 self.parts(chunk)
         if self.facts is None:
             self._bring_back_facts()
 
-    def _settle(self, chunk: int) -> None:
+    def _keep_bad_texts(self, chunk: int) -> None:
         """Keep of a committed chunk its bad texts.
 
         Without them, rows of NaN would count as damage.
@@ -182,17 +182,17 @@ class Ledger:
         return self.plan.texts_in(self._committed)
 
     @property
-    def left(self) -> int:
+    def chunks_left(self) -> int:
         """Number of chunks that are still to do."""
         return self.plan.count - self.chunks_done
 
-    def missing(self, chunk: int) -> Sequence[int]:
+    def pending_texts(self, chunk: int) -> Sequence[int]:
         """Return the texts of the chunk that have neither a vector nor a verdict, in order."""
         if self.committed(chunk):
             return ()
         if chunk not in self._parts:
             return range(*self.plan.bounds(chunk))
-        return self._parts[chunk].missing()
+        return self._parts[chunk].pending_texts()
 
     def parts(self, chunk: int) -> Parts:
         """Return what is known of a chunk that is being taken apart."""
@@ -233,7 +233,7 @@ class Ledger:
     def saved(self) -> dict[int, int]:
         """Count the texts that need no attempt any more, by chunk that is not committed."""
         return {
-            chunk: self.plan.size(chunk) - len(self.parts(chunk).missing())
+            chunk: self.plan.size(chunk) - len(self.parts(chunk).pending_texts())
             for chunk in self.taken_apart()
         }
 
@@ -268,10 +268,10 @@ class Ledger:
         """
         self.fix_facts(facts)
         self._files.publish(chunk, vectors, file_digest)
-        self._settle(chunk)
+        self._keep_bad_texts(chunk)
         self._committed[chunk] = 1
 
-    def compose(self, chunk: int) -> bool:
+    def commit_parts(self, chunk: int) -> bool:
         """Commit a chunk from its parts; False if some were damaged, whose texts are missing again.
 
         Each of its texts has a vector or a verdict, and the facts are known. Raises OSError.
@@ -281,7 +281,7 @@ class Ledger:
         parts = self.parts(chunk)
         if parts.forget_damaged(dimension):
             return False
-        vectors, digest = self._files.compose(chunk, dimension, parts.good_texts())
+        vectors, digest = self._files.merge_parts(chunk, dimension, parts.good_texts())
         self.commit(chunk, vectors, digest, self.facts)
         return True
 

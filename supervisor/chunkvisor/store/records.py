@@ -190,15 +190,15 @@ class LessonFile:
 
         By kind of device.
         """
-        found = self._read().get(f"{kind}|{self._key}")
+        found = self._lessons().get(f"{kind}|{self._key}")
         return (found[0], found[1]) if found else None
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
         """Keep it; on a full disk the run remembers it all the same."""
         with contextlib.suppress(OSError):
-            write_sealed(self._path, {**self._read(), f"{kind}|{self._key}": [rows, tokens]})
+            write_sealed(self._path, {**self._lessons(), f"{kind}|{self._key}": [rows, tokens]})
 
-    def _read(self) -> dict[str, Any]:
+    def _lessons(self) -> dict[str, Any]:
         try:
             return read_sealed(self._path) or {}
         except (DamagedError, OSError):

@@ -77,7 +77,7 @@ class Reuse:
         return ReuseFiles(Path(self.folder))
 
     @property
-    def taken(self) -> int:
+    def texts_copied(self) -> int:
         """Texts that are taken over."""
         return self.texts - self.encoded
 
@@ -85,7 +85,7 @@ class Reuse:
         """Return where these texts are, by number; see `ReuseFiles.where`."""
         return self._pick(self.files.where, texts)
 
-    def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def encoded_texts(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the numbers of those that are encoded, from the one to the other."""
         return self._pick(self.files.encoded, np.arange(start, stop))
 
@@ -128,7 +128,7 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     write_record(files.record, Reuse(texts, encoded, tuple(places), stamps))
 
 
-def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
+def plan_and_fingerprint(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
     """Return the chunks of an output, and the fingerprint in their names."""
     if reuse is None:
         return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
@@ -142,4 +142,8 @@ def ledger_of(layout: OutputLayout) -> Ledger | None:
     Raises DamagedError, OSError.
     """
     fixed = read_fixed(layout)
-    return Ledger(layout, *work_with(read_reuse(layout), fixed)) if fixed is not None else None
+    return (
+        Ledger(layout, *plan_and_fingerprint(read_reuse(layout), fixed))
+        if fixed is not None
+        else None
+    )

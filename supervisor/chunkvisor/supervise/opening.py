@@ -12,7 +12,7 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
 from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened
 from chunkvisor.events.journal import read_with_trials
-from chunkvisor.outputs.finish import finish
+from chunkvisor.outputs.finish import finish_output
 from chunkvisor.outputs.forms import asked_form
 from chunkvisor.outputs.open import open_outputs
 from chunkvisor.outputs.plan import count_shared, plan
@@ -23,7 +23,7 @@ from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variable
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import Reuse, read_reuse, work_with
+from chunkvisor.store.reuse import Reuse, plan_and_fingerprint, read_reuse
 from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.messages import Phase, Spec
@@ -154,18 +154,18 @@ class Opening:
         assert fixed is not None
         if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
             size = f"{fixed.chunk_size:,}"
-            wanted.note(f"{name}: keeps chunks of {size} texts, as its first run began")
+            wanted.emit_note(f"{name}: keeps chunks of {size} texts, as its first run began")
         table = StagedTable.open(layout.table)
         reuse = read_reuse(layout)
-        ledger = Ledger(layout, *work_with(reuse, fixed))
+        ledger = Ledger(layout, *plan_and_fingerprint(reuse, fixed))
         ledger.load()
         taken = 0
         if reuse is not None:
-            taken = reuse.taken
+            taken = reuse.texts_copied
             texts = counted(reuse.texts, "text")
             places = listed([place.words for place in reuse.places], 3)
             have = f"{taken:,} of {texts} already have a vector, from {places}"
-            wanted.note(f"{name}: {have}; {reuse.encoded:,} left to encode")
+            wanted.emit_note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         if not taken:
             ledger.forgive_if_none_is_good()
         # Before the bad texts are asked for: it reads the parts of chunks that have them.
@@ -215,7 +215,7 @@ class Opening:
             job,
             resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
             partial(
-                finish,
+                finish_output,
                 form,
                 fixed,
                 ledger,
@@ -229,7 +229,7 @@ class Opening:
             form,
             source,
             rows=table.rows,
-            taken=reuse.taken if reuse is not None else 0,
+            taken=reuse.texts_copied if reuse is not None else 0,
             without_blanks=_without_blanks(config.outputs[name]),
         )
 

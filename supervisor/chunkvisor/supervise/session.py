@@ -20,8 +20,8 @@ from chunkvisor.show.invocation import observers_of_run, open_invocation
 from chunkvisor.show.lines import Observer, Observers
 from chunkvisor.show.metrics import is_metrics_file
 from chunkvisor.show.notices import sender_to
-from chunkvisor.store.disk import check_target, memory_halt, refusal
-from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
+from chunkvisor.store.disk import check_target, halt_for, memory_halt
+from chunkvisor.store.layout import Layout, anything_kept, claim, hold_lock, workdir_gone
 from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted
 
@@ -42,7 +42,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             claim(layout, [*config.outputs, *config.combine])
             # From here on no other run can touch the workdir. Workers that an earlier one has left
             # are ended below.
-            previous = stack.enter_context(hold(layout.lock, run_id))
+            previous = stack.enter_context(hold_lock(layout.lock, run_id))
             journal = Journal(layout.events, run_id)
             stack.callback(journal.close)
             # An estimate from the first minute on, before this run has measured anything.
@@ -63,7 +63,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             # Also ends what a worker has started in another process group.
             stack.callback(end_orphans, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
-            if previous is not None and previous.over:
+            if previous is not None and previous.has_ended:
                 orphans = end_orphans(previous.run_id)
                 if orphans:
                     ended = counted(len(orphans), "worker")
@@ -92,7 +92,7 @@ def _report_end(
     if isinstance(error, Halt):
         halt: Halt | None = gone or troubles.add_reasons_to(error)
     elif isinstance(error, OSError):
-        halt = gone or refusal(error, layout.workdir)
+        halt = gone or halt_for(error, layout.workdir)
     else:
         halt = memory_halt() if isinstance(error, MemoryError) else None
     if halt is None:
