@@ -243,7 +243,7 @@ class Bench:
 
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
     from chunkvisor.outputs.forms import Form
-    from chunkvisor.outputs.join import assemble
+    from chunkvisor.outputs.join import JoinInputs, assemble
     from chunkvisor.outputs.publish import describe_file, publish
     from chunkvisor.store.artifact import inspect
     from chunkvisor.store.identity import Plan
@@ -281,7 +281,8 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         )
     os.sync()
     start = time.perf_counter()
-    final = assemble(ledger, Table(), lambda: None, Form())  # type: ignore[arg-type]  # stands in for one without duplicates
+    inputs = JoinInputs(ledger, Table())  # type: ignore[arg-type]  # stands in for one without duplicates
+    final = assemble(inputs, Form(), lambda: None)
     known = {
         "rows": rows,
         "dimension": dimension,

@@ -1,10 +1,9 @@
-"""What `chunkvisor.run` hands back.
-
-The final files of a finished run, and the rows that have no vector.
-"""
+"""What `chunkvisor.run` returns: the final files, and the rows that have no vector."""
 
 import shlex
 from collections.abc import Callable
+from itertools import starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.frozen import frozen
 
 _SHOWN = 3
+_ROW = itemgetter("row", "outcome", "reason", "place")
 
 
 @frozen
@@ -30,7 +30,7 @@ class QuarantinedRow:
     """A row that has no vector."""
 
     row: int
-    """Its number in source and final file, from 0."""
+    """Its number in the source and in the final file, from 0."""
     outcome: str
     reason: str
     place: str
@@ -50,8 +50,8 @@ class FinalFile:
     def vectors(self) -> npt.NDArray[Any]:
         """The vectors, of shape (rows, dimension).
 
-        Mapped, copied where it is written to: the file never changes; of parquet, read into memory.
-        Raises OSError.
+        Of an .npy file they are mapped copy-on-write: the caller may change them, the file stays.
+        Of parquet they are read into memory. Raises OSError.
         """
         form = form_of(self.manifest)
         if form.format is FinalFormat.NPY:
@@ -72,9 +72,8 @@ class Report:
 
     @classmethod
     def of(cls, config: Config) -> "Report":
-        """Read what the finished run of the config has made. Raises OSError."""
-        found = dict[str, FinalFile]()
-        keys = ("row", "outcome", "reason", "place")
+        """Read what a finished run of the config has made. Raises OSError, Halt."""
+        found = {}
         for name in (*config.outputs, *config.combine):
             layout = Layout(config.workdir).output(name)
             manifest = read_sealed(layout.manifest)
@@ -84,10 +83,7 @@ class Report:
                     f"{layout.manifest} was removed a moment ago",
                     "Run the same command again.",
                 )
-            rows = tuple(
-                QuarantinedRow(**{key: each[key] for key in keys})
-                for each in all_quarantined(layout, manifest)
-            )
+            rows = tuple(starmap(QuarantinedRow, map(_ROW, all_quarantined(layout, manifest))))
             found[name] = FinalFile(file_of(layout, manifest), manifest, rows)
         return cls(config.workdir, found)
 
@@ -104,30 +100,31 @@ class Report:
 def loss_in_words(
     report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True
 ) -> str:
-    """Say how many rows have no vector, which first, why, and where all are listed.
+    """Say how many rows have no vector, name the first, say why, and where all are listed.
 
-    The list is named if it is `kept`.
-
-    `place` is what the caller of `encode` calls the text of a row.
+    `place` names the text of a row for the caller of `encode`; without it, output and row are
+    named. The list is named only if its workdir is `kept`.
     """
     own = {
         name: output for name, output in report.outputs.items() if "combined" not in output.manifest
     }
-    rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    first = listed(
-        [place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN
-    )
-    first_rows = [each for output in own.values() for each in output.manifest["quarantined"]]
-    reasons = reasons_in_words(reasons_of(first_rows), len(rows))
     layout = Layout(report.workdir)
-    files = [
-        str(layout.output(name).quarantined) for name, output in own.items() if output.quarantined
-    ]
+    names = []
+    files = []
+    rows_in_manifests = []
+    for name, output in own.items():
+        rows_in_manifests += output.manifest["quarantined"]
+        for each in output.quarantined:
+            names.append(place(each.row) if place else f"{name} row {each.row}")
+        if output.quarantined:
+            files.append(str(layout.output(name).quarantined))
+    reasons = reasons_in_words(reasons_of(rows_in_manifests), len(names))
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
     where = (
         f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
     )
     if not kept:
         where = "to find them: numpy.isnan(vectors).any(axis=1)"
-    lost = f"{counted(len(rows), 'row')} {'has' if len(rows) == 1 else 'have'} no vector: {first}"
+    verb = "has" if len(names) == 1 else "have"
+    lost = f"{counted(len(names), 'row')} {verb} no vector: {listed(names, _SHOWN)}"
     return "\n  ".join([lost, *reasons, where])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.store.attempt import Salvage, find_salvage, write_attempt
+from chunkvisor.store.attempt import AttemptFolder, Salvage, write_attempt
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_batch_log
@@ -56,7 +56,7 @@ def attempt(
 
 def left(files: AttemptFiles, spec: Spec) -> Salvage:
     """What the attempt left, as a resume finds it."""
-    return find_salvage(files, spec, None, lambda _: False)
+    return AttemptFolder(files, spec, lambda: None, lambda _: False).salvage()
 
 
 @pytest.mark.parametrize("canary", ["known good", "é" * (2 << 20)], ids=len)

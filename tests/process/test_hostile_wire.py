@@ -17,7 +17,7 @@ from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.core.policy import History, decide
 from chunkvisor.judge import EndedBy, Evidence, judge
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.attempt import find_salvage, read_evidence
+from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
@@ -112,11 +112,12 @@ def test_attempt_of_any_content(
     known = data.draw(st.sampled_from([None, Facts(8), Facts(3), Facts(8, "bfloat16")]))
     returncode = data.draw(st.sampled_from([None, 0, 1, 20, 24, 26, 99, -6, -9, -11]))
     end = Evidence(returncode, data.draw(st.sampled_from(EndedBy)), limits=Limits(2))
-    verdict = judge(read_evidence(files, spec, known, lambda row: not CHUNK[row], end))
+    attempt = AttemptFolder(files, spec, lambda: known, lambda row: not CHUNK[row])
+    verdict = judge(attempt.evidence_of_end(end))
     decide(verdict, History(), RecoveryConfig(wait_timeout=1))
     if verdict.outcome is Outcome.COMMITTED:
         inspect(files.vectors)
         right_rows(files.vectors, list(range(6)))
-    left = find_salvage(files, spec, known, lambda row: not CHUNK[row])
+    left = attempt.salvage()
     if left.done:
         right_rows(files.partial, list(left.done))

@@ -100,10 +100,11 @@ def publish_joined(
 ) -> tuple[Final, dict[str, Any]]:
     """Join, and publish with a manifest; both."""
     form = form or Form()
-    final = join.assemble(ledger, table, on_block, form)
+    inputs = join.JoinInputs(ledger, table)
+    final = join.assemble(inputs, form, on_block)
     described = describe_file(ledger.layout, form, final.digest)
     made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f"}
-    made |= publishing.list_quarantined(ledger.layout, quarantined(ledger, table, None, on_block))
+    made |= publishing.list_quarantined(ledger.layout, quarantined(inputs, on_block))
     made |= {"zero_rows": final.zero_rows, **described}
     publish(ledger.layout, made)
     return final, made

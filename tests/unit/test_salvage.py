@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from chunkvisor.config.model import ChunkConfig
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.attempt import Salvage, find_salvage
+from chunkvisor.store.attempt import AttemptFolder, Salvage
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
 from chunkvisor_worker.job import VectorFile
@@ -97,7 +97,9 @@ def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened)
     for batch in ([1, 2], [5]):
         file.begin(np.array(batch))
 
-    assert find_salvage(files, spec(), None, never_blank) == Salvage((0, 3, 4, 9), (1, 2, 5))
+    assert AttemptFolder(files, spec(), lambda: None, never_blank).salvage() == Salvage(
+        (0, 3, 4, 9), (1, 2, 5)
+    )
 
 
 def corrupt(files: AttemptFiles) -> None:
@@ -149,7 +151,7 @@ def test_what_is_damaged_is_not_taken_over(
 
     damage(files)
 
-    assert find_salvage(files, spec(), None, never_blank) == expected
+    assert AttemptFolder(files, spec(), lambda: None, never_blank).salvage() == expected
 
 
 def test_the_longest_log_is_read(tmp_path: Path) -> None:
@@ -177,7 +179,10 @@ def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path, opened: Opened
     vectors[3, 1], vectors[[4, 9]] = np.nan, 0
     write(opened(files), [9, 0], [3, 4], vectors=vectors)
 
-    assert find_salvage(files, spec(), None, lambda index: index == 9).done == (0, 9)
+    assert AttemptFolder(files, spec(), lambda: None, lambda index: index == 9).salvage().done == (
+        0,
+        9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,4 +195,4 @@ def test_vectors_that_do_not_fit_are_left(
     files = AttemptFiles(tmp_path)
     write(opened(files), [9, 0], [3, 4])
 
-    assert find_salvage(files, spec(skip), known, never_blank).done == ()
+    assert AttemptFolder(files, spec(skip), lambda: known, never_blank).salvage().done == ()

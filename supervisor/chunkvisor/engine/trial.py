@@ -18,7 +18,7 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
-from chunkvisor.store.attempt import last_line, read_evidence, write_attempt
+from chunkvisor.store.attempt import AttemptFolder, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.frozen import frozen
@@ -116,7 +116,8 @@ def try_texts(
     ended_by = EndedBy.HANG if ended_why else EndedBy.ITSELF
     kills = oom_kills() - kills_before
     end = Evidence(returncode, ended_by, ended_why, oom_kills=kills, limits=limits)
-    evidence = read_evidence(files, spec, None, lambda index: not texts[index].strip(), end)
+    attempt = AttemptFolder(files, spec, lambda: None, lambda index: not texts[index].strip())
+    evidence = attempt.evidence_of_end(end)
     verdict = judge(evidence)
     result = evidence.result
     vectors = (

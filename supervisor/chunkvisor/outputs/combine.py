@@ -1,4 +1,4 @@
-"""Puts finals of several outputs side by side in one array."""
+"""Puts the final files of several outputs side by side in one array."""
 
 import heapq
 import itertools
@@ -48,21 +48,20 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
 def combine(
     layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
 ) -> tuple[dict[str, Any], bool]:
-    """Put finals side by side in one array of their dtype.
+    """Put final files side by side in one array of their dtype.
 
-    `members` are their manifests, by name of the output.
-
-    Returns the manifest, and whether the final was there already: it is made anew if one of them
-    has changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something
-    else is in its place, 74 if a member is damaged), OSError.
+    `members` are their manifests, by the name of the output. Returns the manifest, and whether
+    the combined file was there already: it is made again if a member has changed. Calls
+    `on_block` now and then; it may raise to stop. Raises OSError; Halt: 78 if something else is
+    in its place, 74 if a member is damaged.
     """
     complete_publication(layout)
     fingerprint = digest_of(
         [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
     )
     standing = standing_of(layout)
-    whole = standing is not None and standing.holds(layout)
-    if standing is not None and whole and standing.manifest["fingerprint"] == fingerprint:
+    whole = standing and standing.holds(layout)
+    if standing and whole and standing.manifest["fingerprint"] == fingerprint:
         restore_records(layout, standing)
         return standing.manifest, True
     if layout.final.exists() and not whole and not layout.done.exists():

@@ -1,8 +1,6 @@
-"""Says who has vectors of an output's texts: final files of this workdir and of others, and chunks.
+"""Finds where vectors of an output's texts are already, and reads them.
 
-And reads them.
-
-Only under the same vector identity.
+Donors are final files and chunks, of this workdir and of others, with the same vector identity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +14,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.outputs.forms import file_of, form_of
 from chunkvisor.outputs.join import final_rows
 from chunkvisor.outputs.publish import rows_without_vector
-from chunkvisor.outputs.state import Standing, read
+from chunkvisor.outputs.state import Found, read
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import Vectors, blocks, pick_rows, read_shape
 from chunkvisor.store.chunkfiles import chunk_files
@@ -34,29 +32,33 @@ Blocks = Iterator[tuple[int, Vectors]]
 
 @frozen
 class Donor:
-    """One place that may have some of the texts."""
+    """One place that may have vectors of some of the texts.
+
+    It numbers its vectors in an order of its choice: of a final file by row, of chunks by text.
+    """
 
     place: Place
-    index: Path  # of the texts of its source
+    index: Path
+    """The index of the texts of its source."""
     facts: Facts
     blocks: Callable[[], Blocks]
     """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
     numbers: Callable[[Rows], Rows]
-    """Its numbers for rows of that source; -1 = it has no vector for them."""
+    """Rows of its source to its numbers; -1 = it has no vector for the row."""
     tokens: Callable[[Rows], Rows]
-    """Tokens before the cut for numbers of it: 0 = whole, -1 = not counted."""
+    """Its numbers to tokens before the cut: 0 = the text was not cut, -1 = not counted."""
 
 
-def final_donor(
-    layout: OutputLayout, standing: Standing | None, wanted: Identity, words: str
-) -> Donor | None:
-    """Offer the final file that stands, of this generation.
+def final_donor(found: Found, wanted: Identity, words: str) -> Donor | None:
+    """Offer the final file that is in place; None if it has no vectors for `wanted`.
 
-    None if `wanted` can have nothing of it.
+    `words` name it for people.
     """
+    layout = found.earlier or found.layout
+    standing = found.standing
     try:
         fixed = read_fixed(layout)
-        if fixed is None or standing is None or not _fits(layout, fixed, wanted):
+        if not fixed or not standing or not _fits(layout, fixed, wanted):
             return None
         manifest = standing.manifest
         is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
@@ -77,12 +79,6 @@ def final_donor(
     )
 
 
-def output_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
-    """Offer the final file that stands of an output, of whatever generation. Raises OSError."""
-    found = read(layout, check_file=False)
-    return final_donor(found.earlier or found.layout, found.standing, wanted, words)
-
-
 def other_workdirs_donors(folders: Sequence[Path], wanted: Identity) -> Iterator[Donor | None]:
     """Offer finished outputs of other workdirs.
 
@@ -96,36 +92,35 @@ def other_workdirs_donors(folders: Sequence[Path], wanted: Identity) -> Iterator
                 "Correct it, or remove it from the list.",
             )
         for path in sorted(layout.outputs.glob("*/")):
-            yield output_donor(layout.output(path.name), wanted, f"{folder} output {path.name}")
+            found = read(layout.output(path.name), check_file=False)
+            yield final_donor(found, wanted, f"{folder} output {path.name}")
 
 
 def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
-    """Offer what a generation has committed, or copied; None if that is nothing."""
+    """Offer the chunks that a generation has committed, and its copies; None if there are none."""
     if not layout.chunks.exists():
         return None
     try:
         fixed = read_fixed(layout)
         reuse = read_reuse(layout)
         table = TableFiles(layout.table)
-        if (
-            fixed is None
-            or not _fits(layout, fixed, wanted)
-            or (ledger := ledger_of(layout)) is None
-        ):
+        ledger = ledger_of(layout)
+        if not fixed or not ledger or not _fits(layout, fixed, wanted):
             return None
         ledger.load()
     except (DamagedError, OSError):
         return None
-    if (facts := ledger.facts) is None:
+    facts = ledger.facts
+    if not facts:
         return None
     plan = ledger.plan
     copies = ReuseFiles(layout.reuse)
     cut = layout.cut_texts(ledger.fingerprint)
     whole = {chunk: path for chunk, path in chunk_files(layout) if ledger.is_whole(chunk, path)}
 
-    # Texts that are encoded keep their numbers; the rows of the copies follow.
+    # Numbers of this donor: those of the texts that are encoded, then the rows of the copies.
     files = [(plan.bounds(chunk)[0], path) for chunk, path in whole.items()]
-    if reuse is not None:
+    if reuse:
         files.append((plan.distinct, copies.copied))
     if not files:
         return None
@@ -133,7 +128,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
     def numbers(rows: Rows) -> Rows:
         texts = pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64)
         copied = np.zeros(len(rows), bool)
-        if reuse is not None:
+        if reuse:
             where = reuse.where_of(texts)
             texts = np.maximum(where, ~where)
             copied = where >= 0
@@ -150,7 +145,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
-    """Say whether it has vectors as they are wanted, and an index of its texts."""
+    """Say whether a generation has the wanted vector identity, and an index of its texts."""
     return (
         fixed.identity.vector_fingerprint == wanted.vector_fingerprint
         and TableFiles(layout.table).holds_index()

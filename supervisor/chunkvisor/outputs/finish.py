@@ -1,7 +1,4 @@
-"""ENCODING ──► PUBLISHING: all chunks are committed.
-
-They are joined, and the manifest says what the file is.
-"""
+"""ENCODING ──► PUBLISHING: joins the committed chunks, and writes what the manifest says."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +9,7 @@ import numpy as np
 
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.outputs.forms import Form
-from chunkvisor.outputs.join import assemble, bad_texts
+from chunkvisor.outputs.join import JoinInputs, assemble
 from chunkvisor.outputs.publish import (
     complete_publication,
     describe_file,
@@ -20,64 +17,57 @@ from chunkvisor.outputs.publish import (
     publish,
     remove_leftovers,
 )
-from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
-from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
-from chunkvisor.store.reuse import Reuse, ReuseFiles
+from chunkvisor.store.reuse import ReuseFiles
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
-# for that many quarantined rows, the line of the source is looked up, which reads the source up to
-# it
+# Lines of the source are looked up for that many quarantined rows: each reads the source up to it.
 _MAX_LINES = 100
 
 
 def finish_output(
+    inputs: JoinInputs,
     form: Form,
     fixed: Fixed,
-    ledger: Ledger,
-    table: StagedTable,
-    reuse: Reuse | None,
     job: Spec,
     model: ModelSource,
     keep_chunks: bool,
     more: dict[str, Any],
     on_block: Callable[[], None],
 ) -> dict[str, Any]:
-    """Return rows, dimension and path of the final file, and how many rows were cut.
+    """Join and publish the output; return the fields of the event `OutputComplete`.
 
-    See `OutputRun.finish`.
-
-    Raises Halt, OSError, and what `on_block` raises.
+    `more` goes into the manifest. Raises Halt, OSError, and what `on_block` raises.
     """
+    ledger = inputs.ledger
+    table = inputs.table
+    reuse = inputs.reuse
     layout = ledger.layout
     model.check()
-    if (
-        reuse is not None and ledger.facts is None
-    ):  # they were lost, and there was no chunk to bring them back
+    if reuse and not ledger.facts:  # they were lost, and no chunk is left whose worker knows them
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
     complete_publication(layout)  # of a join that failed after the rename, and is tried again
-    final = assemble(ledger, table, on_block, form, reuse)
+    final = assemble(inputs, form, on_block)
     facts = ledger.facts
-    assert facts is not None
-    cut = _record_cut(ledger, table, reuse, on_block)
-    prompt = (
-        facts.loaded.prompt
-        if job.encode.prompt is None and facts.loaded is not None
-        else job.encode.prompt
-    )
+    assert facts
+    cut = _record_cut(inputs, on_block)
+    prompt = job.encode.prompt
+    if prompt is None and facts.loaded:
+        prompt = facts.loaded.prompt
     max_length = facts.max_length if facts.max_length is not None else job.model.max_length
+    texts_from = {key: fixed.identity.values.get(key) for key in TEXT_KEYS}
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
         **describe_file(layout, form, final.digest),
         "fingerprint": fixed.identity.fingerprint,
-        **list_quarantined(layout, quarantined(ledger, table, reuse, on_block)),
+        **list_quarantined(layout, quarantined(inputs, on_block)),
         "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,
@@ -87,12 +77,10 @@ def finish_output(
             "max_length": max_length,
             "loaded": asdict(facts.loaded) if facts.loaded else None,
         },
-        # What stood before every text: by name, or as the model's default, as well.
+        # The prompt in effect, also if it was chosen by name or is the model's default.
         "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
-        "text": {
-            key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None
-        },
+        "text": {key: value for key, value in texts_from.items() if value is not None},
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "generation": layout.generation,
@@ -102,7 +90,7 @@ def finish_output(
         manifest["linear"] = facts.linear
     if ledger.other_versions:
         manifest["other_versions"] = ledger.other_versions
-    if reuse is not None:
+    if reuse:
         manifest["reused"] = [
             {"from": each.words, "texts": each.texts, "versions": each.versions}
             for each in reuse.places
@@ -125,14 +113,13 @@ def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
 
-def quarantined(
-    ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
+def quarantined(inputs: JoinInputs, on_block: Callable[[], None]) -> Iterator[dict[str, Any]]:
     """Give all rows without a vector, in order.
 
     Calls `on_block` now and then; it may raise to stop.
     """
-    bad = bad_texts(ledger, reuse)
+    table = inputs.table
+    bad = inputs.bad_texts()
     if not bad:
         return
     numbers = np.fromiter(bad, dtype=np.int64)
@@ -148,33 +135,31 @@ def quarantined(
         on_block()
 
 
-def _record_cut(
-    ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
-) -> dict[str, Any] | None:
-    """Return the manifest's `truncated`, after the cut rows are listed in the state.
+def _record_cut(inputs: JoinInputs, on_block: Callable[[], None]) -> dict[str, Any] | None:
+    """List the rows whose text was cut, in the state; return the manifest's `truncated`.
 
-    None if they are not counted.
-
-    Calls `on_block` now and then; it may raise to stop. Raises OSError.
+    None if the encoder does not count them. Calls `on_block` now and then; it may raise to stop.
+    Raises OSError.
     """
+    ledger = inputs.ledger
+    table = inputs.table
+    reuse = inputs.reuse
     layout = ledger.layout
     count = 0
-    if ledger.facts is None or not ledger.facts.counts_cut:
+    if not ledger.facts or not ledger.facts.counts_cut:
         layout.cut_rows.unlink(missing_ok=True)
         return None
     own = layout.cut_texts(ledger.fingerprint)
     copies = ReuseFiles(layout.reuse).tokens
 
     def tokens_before_the_cut() -> Iterator[bytes]:
-        """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
+        """Give an int32 for each row, 0 if it is whole; write the lines of the list as well."""
         nonlocal count
         with open(layout.truncated_kept, "wb") as lines:
             for start in range(0, table.rows, _ROWS_AT_ONCE):
                 numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-                where = ~numbers
+                where = reuse.where_of(numbers) if reuse else ~numbers
                 tokens = np.zeros(len(numbers), dtype="<i4")
-                if reuse is not None:
-                    where = reuse.where_of(numbers)
                 for file, hits in ((own, where < 0), (copies, where >= 0)):
                     if file.exists():
                         tokens[hits] = pick_rows(

@@ -1,4 +1,4 @@
-"""The forms of a final: the type of its numbers, and the format of its file."""
+"""The forms of a final file: the type of its numbers, and its format."""
 
 import contextlib
 import hashlib
@@ -25,21 +25,20 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor_worker.contract.frozen import frozen
 
-Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, dimension)
-
-_NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2"}
+Stored = npt.NDArray[Any]
+"""Rows as a final file has them, of shape (rows, dimension)."""
 
 
 class Numbers(NamedTuple):
-    """The numbers of a final; a row without a vector is NaN throughout."""
+    """The numbers of a final file; a row without a vector is NaN throughout."""
 
     dtype: FinalDtype
     dimension: int
 
     @property
     def numpy(self) -> str:
-        """Name of their type, as numpy has it."""
-        return _NUMPY[self.dtype]
+        """Name of their type for numpy, such as "<f2"."""
+        return np.dtype(str(self.dtype)).str
 
     @property
     def row_bytes(self) -> int:
@@ -54,8 +53,7 @@ class Numbers(NamedTuple):
 
 
 _SYNC_BYTES = 64 << 20
-"""As much is left to be synced at the end, when nothing else is to do, or a few times that on a
-slow disk."""
+"""The file is synced whenever it has grown by so much, so that little is left for the end."""
 
 _WRITE_BYTES = 256 << 10
 """Written by one call. Calls of 4 MB took up to ten times the processor time on ext4 in a virtual
@@ -71,7 +69,8 @@ class HashedFile(io.FileIO):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="final-file")
-        self._hash, self._unsynced_bytes = hashlib.sha256(), 0
+        self._hash = hashlib.sha256()
+        self._unsynced_bytes = 0
         self._hashing = self._syncing = self._pool.submit(lambda: None)
 
     def write(self, data: Any) -> int:
@@ -83,9 +82,10 @@ class HashedFile(io.FileIO):
             left = left[super().write(left[:_WRITE_BYTES]) :]
         self._unsynced_bytes += view.nbytes
         if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
-            # an error of writing back is told once for a descriptor (errseq_t), perhaps here
+            # A descriptor reports an error of writing back once (errseq_t), perhaps here.
             self._syncing.result()
-            self._syncing, self._unsynced_bytes = self._pool.submit(os.fsync, self.fileno()), 0
+            self._syncing = self._pool.submit(os.fsync, self.fileno())
+            self._unsynced_bytes = 0
         return view.nbytes
 
     def finish_sync(self) -> str:
@@ -97,7 +97,7 @@ class HashedFile(io.FileIO):
 
     def close(self) -> None:
         """Close it, complete or not."""
-        # before the descriptor's number may be another file's
+        # The threads end first: the descriptor's number may be another file's afterwards.
         self._pool.shutdown(cancel_futures=True)
         super().close()
 
@@ -115,7 +115,7 @@ times the CPU time."""
 
 
 class Carried:
-    """The columns of the rows table, without the row's number, from first to last, once."""
+    """Reads the columns of the rows table, without the row's number, once from first to last."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
@@ -123,10 +123,8 @@ class Carried:
         file = pq.ParquetFile(path)
         self.fields = [field for field in file.schema_arrow if field.name != ROW]
         names = [field.name for field in self.fields]
-        self._batches, self._left = (
-            file.iter_batches(4096, columns=names),
-            file.schema_arrow.empty_table().select(names),
-        )
+        self._batches = file.iter_batches(4096, columns=names)
+        self._left = file.schema_arrow.empty_table().select(names)
 
     def next_rows(self, count: int) -> Any:
         """Return the next rows, column by column."""
@@ -136,25 +134,27 @@ class Carried:
             self._left = pa.concat_tables(
                 [self._left, pa.Table.from_batches([next(self._batches)])]
             )
-        taken, self._left = self._left.slice(0, count), self._left.slice(count)
-        return taken.columns
+        columns = self._left.slice(0, count).columns
+        self._left = self._left.slice(count)
+        return columns
 
 
-Append = Callable[[Stored], object]  # appends rows. Raises OSError
+Append = Callable[[Stored], object]
+"""Appends rows to a file. Raises OSError."""
 
 
 class Format(NamedTuple):
-    """What is to be known of a format, whose name is the suffix of its files."""
+    """How a format is written and read; its name is the suffix of its files."""
 
     write: Callable[
         [HashedFile, int, Numbers, Carried | None], contextlib.AbstractContextManager[Append]
     ]
-    """Writes a file of so many rows as a context, with the columns that go with them."""
+    """(new file, rows, their numbers, columns that go with them) to a context for writing them."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
-    """Gives all rows in blocks; those without a vector are NaN.
+    """(path, rows, their numbers, sha256 in hex or None) to all rows, in blocks.
 
-    Raises BadVectorsError if the file is not what it should be, or has another sha256 (hex) than
-    the one that is given; OSError.
+    Rows without a vector are NaN. Raises BadVectorsError if the file is not what it should be, or
+    has another sha256 than the one that is given; OSError.
     """
 
 
@@ -179,10 +179,10 @@ def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> It
         file.seek(0)
         found = hashlib.sha256(file.read(shape.offset_bytes))
         for block in blocks(file, shape, numbers.numpy):
-            if digest is not None:
+            if digest:
                 found.update(block.data.cast("B"))
             yield block
-        if digest is not None and found.hexdigest() != digest:
+        if digest and found.hexdigest() != digest:
             raise BadVectorsError(OTHER_DIGEST)
 
 
@@ -193,13 +193,13 @@ def _write_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    fields = [] if carried is None else carried.fields
+    fields = carried.fields if carried else []
     vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.dimension)
     schema = pa.schema(
         [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)]
     )
     others = [ROW, *(field.name for field in fields)]
-    pending = list[pa.Table]()
+    pending: list[pa.Table] = []
     next_row = 0
 
     def append(block: Stored) -> None:
@@ -208,7 +208,7 @@ def _write_parquet(
         vectors = pa.FixedSizeListArray.from_arrays(
             pa.array(block.reshape(-1)), numbers.dimension, mask=pa.array(mask)
         )
-        columns = [] if carried is None else carried.next_rows(len(block))
+        columns = carried.next_rows(len(block)) if carried else []
         number = pa.array(np.arange(next_row, next_row + len(block)))
         pending.append(pa.table([number, *columns, vectors], schema=schema))
         next_row += len(block)
@@ -237,7 +237,7 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
     import pyarrow.parquet as pq
 
     with open(path, "rb") as file:
-        if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
+        if digest and hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)
         table = pq.ParquetFile(file)
@@ -255,48 +255,45 @@ FORMATS = {
     FinalFormat.PARQUET: Format(_write_parquet, _read_parquet),
 }
 
-# keys of an output in the config that make its form
-FORM_KEYS = (
-    "format",
-    "dtype",
-    "columns",
-)
+FORM_KEYS = ("format", "dtype", "columns")
+"""Keys of an output in the config that make its form."""
 
 
 @frozen
 class Form:
-    """As the config asks for it, or as a manifest has it.
+    """The form of a final file, as the config asks for it or as a manifest describes it.
 
-    Without arguments: one .npy of float32.
+    `Form(FinalFormat.PARQUET, FinalDtype.FLOAT16)` is a parquet file of float16 vectors.
     """
 
     format: FinalFormat = FinalFormat.NPY
     dtype: FinalDtype = FinalDtype.FLOAT32
-    carried: str | None = None  # sha256 of the rows table that is carried along, hex
+    carried: str | None = None
+    """sha256, hex, of the rows table with the columns that are carried along."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether it holds the vectors as they are committed, in whatever format."""
+        """Whether it holds the vectors as they are committed, not rounded."""
         return self.dtype is FinalDtype.FLOAT32
 
     @property
     def is_float32_npy(self) -> bool:
-        """Whether it holds them in an array."""
+        """Whether the joined rows are the file already."""
         return self.is_exact and self.format is FinalFormat.NPY
 
     @property
     def has_rows_table(self) -> bool:
-        """Whether what is carried along lies next to the final; parquet has it inside."""
-        return self.carried is not None and self.format is FinalFormat.NPY
+        """Whether the carried columns are a side file; parquet has them inside."""
+        return bool(self.carried) and self.format is FinalFormat.NPY
 
 
 def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
-    """Return what the config asks for, with that rows table."""
+    """Return the form that the config asks for, with that rows table."""
     return Form(output.format, output.dtype, carried)
 
 
 def form_of(manifest: dict[str, Any]) -> Form:
-    """Return what the manifest describes."""
+    """Return the form of the file that the manifest describes."""
     carried = digest_in(manifest["carried"]) if "carried" in manifest else None
     return Form(
         FinalFormat(manifest.get("format", "npy")),
@@ -311,14 +308,11 @@ def file_of(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
 
 
 def digest_in(record: dict[str, Any]) -> str:
-    """Return the sha256, hex, of the file that a manifest, or a part of it, describes."""
+    """Return the sha256, hex, of the file that a manifest, or a section of it, describes."""
     return str(record["digest"]).removeprefix("sha256:")
 
 
 def clear_partial(layout: OutputLayout) -> None:
-    """Remove what was begun of a final in whatever form: its whole size is reserved.
-
-    Raises OSError.
-    """
+    """Remove begun final files of all forms, which take their whole size. Raises OSError."""
     for path in (*map(layout.partial, FinalFormat), layout.partial_rows):
         path.unlink(missing_ok=True)

@@ -20,16 +20,14 @@ from chunkvisor_worker.contract.files import remove_folder
 
 
 def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]:
-    """Return all of them.
+    """Return each output: COMPLETE as the config asks for it, ENCODING, or STAGED.
 
-    COMPLETE as the config asks for it, ENCODING, or STAGED, which are to be planned.
-
-    Raises Halt if a source is wrong, or the config differs from what the workdir was begun with;
-    OSError.
+    A STAGED one is planned when its turn comes. Raises Halt if a source is wrong, or the config
+    differs from what the workdir was begun with; OSError.
     """
     config = wanted.loaded.config
     for layout in layouts:
-        remove_folder(layout.at_generation(0).state)  # of a run that was killed while it staged
+        remove_folder(layout.at_generation(0).state)  # left by a run that was killed while staging
         _refuse_others(layout, wanted)
     outputs = [_settled(layout, wanted) for layout in layouts]
     rows = {each.layout.name: each.fixed.identity.rows for each in outputs if each.fixed}
@@ -38,7 +36,8 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
         layout = each.layout
         # Before space is counted: a killed join leaves its whole size reserved.
         clear_partial(layout)
-        if (manifest := each.manifest) is not None:
+        manifest = each.manifest
+        if manifest:
             remove_leftovers(layout, keep_chunks=config.chunk.keep or bool(manifest["quarantined"]))
             path = str(layout.file(config.outputs[layout.name].format))
             size = manifest["rows"], manifest["dimension"]
@@ -47,8 +46,8 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
 
 
 def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
-    """Raise Halt (78) if what stands under a name that a new output needs is not ours."""
-    if wanted.place is not None or layout.generation or layout.done.exists():
+    """Raise Halt (78) if a file that no run made has a name that a new output needs."""
+    if wanted.place or layout.generation or layout.done.exists():
         return
     final = layout.file(wanted.loaded.config.outputs[layout.name].format)
     for path in filter(os.path.lexists, (final, layout.manifest)):
@@ -56,9 +55,9 @@ def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
 
 
 def _settled(layout: OutputLayout, wanted: Wanted) -> Found:
-    """Have it COMPLETE in the form that is asked for, or STAGED, or ENCODING."""
+    """Take the output as far as it comes without workers: COMPLETE, STAGED or ENCODING."""
     found = stage(complete_publication(layout), wanted)
-    assert found.fixed is not None
+    assert found.fixed
     if found.stage is Stage.COMPLETE:
         form = asked_form(wanted.loaded.config.outputs[layout.name], found.fixed.carried)
         found = ensure_form(found, form, wanted.more, wanted.emit, wanted.on_wait)

@@ -1,7 +1,4 @@
-"""STAGED ──► ENCODING: it is fixed which texts are encoded.
-
-Vectors that the others have elsewhere are copied.
-"""
+"""STAGED ──► ENCODING: copies the vectors that are elsewhere, and fixes which texts are encoded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +15,6 @@ from chunkvisor.outputs.donors import (
     chunks_donor,
     final_donor,
     other_workdirs_donors,
-    output_donor,
 )
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage, read
@@ -27,19 +23,18 @@ from chunkvisor.store.artifact import BadVectorsError, bad_rows, npy_header
 from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.records import DamagedError, read_if_whole
-from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan
+from chunkvisor.store.reuse import ReuseFiles, read_reuse, write_plan
 from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
 def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
-    """Fix which texts are encoded, unless the plan of an earlier run holds.
+    """Fix which texts are encoded, unless an earlier run has planned it.
 
-    `others` are the other outputs of the run.
-
-    The folder of the chunks appears with its plan, by one rename: killed before, all is planned
-    again; after it, the plan is fixed, and earlier generations go whose final file does not stand.
-    Raises OSError, DamagedError.
+    `others` are the outputs of the run. The folder of the chunks appears with its plan, by one
+    rename: killed before it, the next run plans again; after it, the plan is fixed. Earlier
+    generations are then removed, except the one whose final file is in place. Raises OSError,
+    DamagedError.
     """
     layout = found.layout
     name = layout.name
@@ -61,12 +56,12 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
     facts = plan_reuse(name, reuse, table, filter(None, donors), wanted.emit, wanted.on_wait)
     remove_at_once(layout.chunks)  # no chunk is ever there without the plan that it belongs to
     layout.facts.unlink(missing_ok=True)
-    if facts is not None:
+    if facts:
         write_facts(layout, facts)
     prepared.rename(layout.chunks)
     sync_folder(layout.state)  # it is on the disk before what it was made from goes
     for number in layout.generations():
-        stands = found.earlier is not None and number == found.earlier.generation
+        stands = found.earlier and number == found.earlier.generation
         if number != layout.generation and not stands:
             remove_folder(layout.at_generation(number).state)
 
@@ -74,12 +69,13 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
 def count_shared(
     found: Found, before: Sequence[Found], complete: Sequence[OutputLayout]
 ) -> tuple[list[int], int]:
-    """Count, for each of these earlier outputs of the run, texts that nothing else has.
+    """Count the texts that an output shares with others, before they are encoded.
 
-    And the texts that have a vector then, about: of what is there, texts without one count as well.
-    Raises OSError.
+    Returns how many it shares with each output in `before`, those counted for an earlier one or
+    for a `complete` one left out; and how many have a vector elsewhere once these are encoded, at
+    most: texts without a vector are counted as well. Raises OSError.
     """
-    assert found.fixed is not None
+    assert found.fixed
     vector_fingerprint = found.fixed.identity.vector_fingerprint
     table = TableFiles(found.layout.table)
     known = np.zeros(found.fixed.identity.rows, dtype=bool)
@@ -89,13 +85,13 @@ def count_shared(
         for number in numbers
         if number != found.layout.generation
     ]
-    counts = list[int]()
+    counts = []
     for layout in (*own, *complete, *(each.layout for each in before)):
         seen = int(known.sum())
         fixed = read_if_whole(Fixed, layout.identity)
         index = TableFiles(layout.table)
         if (
-            fixed is not None
+            fixed
             and fixed.identity.vector_fingerprint == vector_fingerprint
             and index.holds_index()
         ):
@@ -108,25 +104,24 @@ def count_shared(
 def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
     """Find what may have vectors, in the order of preference.
 
-    From scratch, nothing the workdir has from before.
+    After --from-scratch, nothing that the workdir had before.
     """
-    assert found.fixed is not None
+    assert found.fixed
     layout = found.layout
     name = layout.name
     identity = found.fixed.identity
     config = wanted.loaded.config
     anew = found.fixed.anew
-    late = list[Donor | None]()
+    late = []
     if not anew:
-        stands = found.earlier or layout
-        own = final_donor(stands, found.standing, identity, "its earlier final file")
+        own = final_donor(found, identity, "its earlier final file")
         yield own
+        standing = (found.earlier or layout).generation if own else 0
         for number in reversed(layout.generations()):
-            if own is None or number != stands.generation:
-                late.append(
-                    chunks_donor(layout.at_generation(number), identity, "its earlier chunks")
-                )
-        if found.earlier is not None and own is None and not any(late):
+            if number != standing:
+                earlier = layout.at_generation(number)
+                late.append(chunks_donor(earlier, identity, "its earlier chunks"))
+        if found.earlier and not own and not any(late):
             words = "no vector can be taken from its final file, which is rounded or damaged"
             wanted.emit_note(
                 f"{name}: {words}; with chunk.keep: true, updates encode only new texts"
@@ -135,16 +130,17 @@ def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Ite
         newest = read(other, check_file=False)
         words = f"output {other.name}"
         final = None
-        if newest.earlier is None or not anew:
-            final = output_donor(other, identity, words)
+        if not newest.earlier or not anew:
+            final = final_donor(newest, identity, words)
             yield final
-        if other.name != name and (final is None or newest.earlier is not None):
+        if other.name != name and (not final or newest.earlier):
             yield chunks_donor(newest.layout, identity, words)
     if not anew:
         workdir = Layout(layout.workdir)
         for path in sorted(workdir.outputs.glob("*/")):
             if path.name not in config.outputs:
-                yield output_donor(workdir.output(path.name), identity, f"output {path.name}")
+                another = read(workdir.output(path.name), check_file=False)
+                yield final_donor(another, identity, f"output {path.name}")
     yield from late
     yield from other_workdirs_donors(config.reuse_from, identity)
 
@@ -157,21 +153,20 @@ def plan_reuse(
     emit: Emit,
     on_block: Callable[[], None],
 ) -> Facts | None:
-    """Make the plan of an output in a new folder, with what is copied.
+    """Write the plan of an output, and the vectors it copies, into a new folder.
 
-    Who comes first among the donors is preferred.
-
-    Calls `on_block` now and then; it may raise to stop. Returns the facts of the first vectors that
-    are copied. Raises OSError, Halt.
+    A text that several donors have is copied from the first. Calls `on_block` now and then; it may
+    raise to stop. Returns the model facts of the first vectors that are copied. Raises OSError,
+    Halt.
     """
     make_folder(folder, durable=False)
     files = ReuseFiles(folder)
-    places = list[Place]()
+    places = []
     facts = None
     done = 0
     where = np.empty(0, "<i8")
     with open(files.copied, "wb") as copied, open(files.tokens, "wb") as tokens:
-        copied.write(npy_header(0, 1))  # as long as the right one
+        copied.write(npy_header(0, 1))  # as long as the right one, which replaces it
         for donor in donors:
             if len(where) == 0:
                 where = np.full(table.distinct, -1, "<i8")
@@ -200,7 +195,7 @@ def plan_reuse(
             places.append(replace(donor.place, texts=len(texts)))
         copied.truncate()
         copied.seek(0)
-        copied.write(npy_header(done, facts.dimension if facts is not None else 1))
+        copied.write(npy_header(done, facts.dimension if facts else 1))
     encoded = np.flatnonzero(where < 0)
     where[encoded] = ~np.arange(len(encoded))
     if places:
@@ -217,11 +212,10 @@ def plan_reuse(
 def _copy(
     found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]
 ) -> None:
-    """Write the vectors of the numbers `wanted`, which rise.
+    """Write the vectors with the numbers `wanted`, rising, to `out`.
 
-    All blocks are read, which checks them.
-
-    Raises BadVectorsError, also for a vector with NaN; OSError.
+    All blocks are read, also after the last that is wanted: that checks their digest. Raises
+    BadVectorsError, also for a vector with NaN; OSError.
     """
     done = 0
     for first, block in found:

@@ -1,9 +1,7 @@
-"""Final files take their place, are made in another form, count no more, or are given up.
+"""Publishes final files and their side files, makes other forms of them, and takes them back.
 
-And what lies next to them.
-
-A final file is replaced by one rename. What lies next to it can be made again: the rows table from
-the staged texts, the lists of rows from the state.
+A final file is replaced by one rename. Its side files lie next to it and can be made again: the
+rows table from the staged texts, the lists of rows from the state.
 """
 
 import itertools
@@ -30,21 +28,14 @@ from chunkvisor.outputs.forms import (
     form_of,
 )
 from chunkvisor.outputs.join import final_rows, write_form
-from chunkvisor.outputs.state import (
-    Found,
-    Stage,
-    Standing,
-    has_digest,
-    manifest_of,
-    read,
-    standing_of,
-)
+from chunkvisor.outputs.state import Found, Stage, Standing, manifest_of, read, standing_of
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import (
     DamagedError,
     digest_file,
+    has_digest,
     read_if_whole,
     stamp_as,
     write_record,
@@ -61,30 +52,31 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.frozen import frozen
 
 MOST_LISTED = 10_000
-"""Rows without a vector that a manifest lists. A file of lines has all of them."""
+"""A manifest lists at most so many rows without a vector. A file of lines has all of them."""
 
 
 @frozen
 class _Announced:
+    """A publication that has begun, as it is on the disk until it is complete."""
+
     manifest: dict[str, Any]
-    ours: tuple[str, ...]  # names of the finals that it replaces; what else is there is set aside
+    ours: tuple[str, ...]
+    """Names of the final files that it replaces; any other file in the way is set aside."""
 
 
 # --- ENCODING or COMPLETE ──► PUBLISHING ──► COMPLETE
 
 
 def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
-    """Give the final file that is complete under its partial name its own, then write its records.
-
-    Raises OSError.
+    """Give the complete partial file its final name, then write its records. Raises OSError.
 
     Killed before the announcement is written, it is as if nothing had been joined; after it,
     `complete_publication` does the rest. The final file of before stands until one rename
     replaces it; one of another form, in another place, goes once the new one is there.
     """
+    ours = ()
     before = standing_of(layout)
-    ours: tuple[str, ...] = ()
-    if before is not None and before.holds(layout):
+    if before and before.holds(layout):
         ours = (file_of(layout, before.manifest).name,)
     announced = _Announced(manifest, ours)
     write_record(layout.publishing, announced)
@@ -92,15 +84,14 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 
 def complete_publication(layout: OutputLayout) -> Found:
-    """Complete a publication that a kill has ended, if its file is whole.
+    """Complete a publication that a kill has interrupted, if its file is whole.
 
-    Each step may be done twice. Raises OSError.
-
-    Else what was announced is forgotten, and its partial file removed.
+    Otherwise the announcement and the partial file are removed. Each step may be done twice.
+    Raises OSError.
     """
-    layout = read(layout, check_file=False).layout  # which knows the place of the file
+    layout = read(layout, check_file=False).layout  # knows a final file outside the workdir
     announced = read_if_whole(_Announced, layout.publishing)
-    if announced is not None:
+    if announced:
         suffix = form_of(announced.manifest).format
         digest = digest_in(announced.manifest)
         written = layout.partial(suffix)
@@ -119,11 +110,10 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     written = layout.partial(suffix)
     standing = standing_of(layout)
     now = _side_files(layout, manifest)
-    before = _side_files(layout, standing.manifest if standing is not None else {})
+    before = _side_files(layout, standing.manifest if standing else {})
     if written.exists():
-        write_side_files(
-            layout, manifest, but=before
-        )  # what the one before has not is no harm to it
+        # Only those that the file in place does not have: its own stay as long as it does.
+        write_side_files(layout, manifest, but=before)
         if place.is_dir() or place.name not in announced.ours:
             set_aside(place)
         written.replace(place)
@@ -154,16 +144,15 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 def ensure_form(
     found: Found, form: Form, more: dict[str, Any], emit: Emit, on_block: Callable[[], None]
 ) -> Found:
-    """Have a COMPLETE output in that form, with what lies next to it.
+    """Bring a COMPLETE output into that form, with its side files and `more` in its manifest.
 
-    `more` goes into its manifest.
-
-    If that cannot be, it is another stage. Killed while it writes another form, it begins that
-    again; from the announcement on, see `publish`. Calls `on_block` now and then; it may raise to
-    stop. Raises OSError; Halt (78) if the form cannot be made from what is there.
+    If the form has to be made from the chunks, or the file proves to be damaged, the output is in
+    another stage afterwards. Killed while it writes another form, the next run begins that again;
+    from the announcement on, see `publish`. Calls `on_block` now and then; it may raise to stop.
+    Raises OSError; Halt (78) if the form cannot be made from what is there.
     """
     layout = found.layout
-    assert found.standing is not None
+    assert found.standing
     manifest = found.standing.manifest | more
     there = form_of(manifest)
     if there != form and not there.is_exact:
@@ -180,10 +169,14 @@ def ensure_form(
             made = layout.file(form.format).name
             emit(Note(f"{layout.name}: making {made} from its final file"))
             clear_partial(layout)  # of a run that was killed while it did the same
-            rows = int(manifest["rows"])
-            rows_of_it = partial(final_rows, layout, manifest)
-            dimension = int(manifest["dimension"])
-            digest = write_form(layout, form, rows, dimension, rows_of_it, on_block)
+            digest = write_form(
+                layout,
+                form,
+                int(manifest["rows"]),
+                int(manifest["dimension"]),
+                partial(final_rows, layout, manifest),
+                on_block,
+            )
             manifest.pop("carried", None)
             publish(layout, manifest | describe_file(layout, form, digest))
             return read(layout)
@@ -194,45 +187,43 @@ def ensure_form(
 
 
 def restore_records(layout: OutputLayout, standing: Standing) -> None:
-    """Write lost records of a whole final file anew, and what lies next to it.
+    """Write again what is lost or changed of a whole final file's records and side files.
 
     Raises OSError.
     """
     manifest = standing.manifest
     write_side_files(layout, manifest)
     stamp = standing.stamp
-    touched = stamp is None or not stamp.untouched(file_of(layout, manifest))
+    touched = not stamp or not stamp.untouched(file_of(layout, manifest))
     if touched or manifest_of(layout) != manifest:
         _write_records(layout, manifest)
 
 
 def reopen(found: Found) -> Found:
-    """Have a COMPLETE output made again from its chunks, in one step. Raises OSError.
+    """Make a COMPLETE output ENCODING again, by one write. Raises OSError.
 
-    Its final file stays until the new one is there.
+    Its final file stays until one made from the chunks replaces it.
     """
     layout = found.layout
     standing = found.standing
-    if found.stage is not Stage.COMPLETE or standing is None:
+    if found.stage is not Stage.COMPLETE or not standing:
         return found
-    stamp = standing.stamp
-    if stamp is None:
-        stamp = stamp_as(file_of(layout, standing.manifest), digest_in(standing.manifest))
+    manifest = standing.manifest
+    stamp = standing.stamp or stamp_as(file_of(layout, manifest), digest_in(manifest))
     write_record(layout.done, replace(standing, stamp=stamp, reopened=True))
     return read(layout)
 
 
 def set_damaged_aside(found: Found, emit: Emit) -> Found:
-    """Set aside what is in the place of a DAMAGED final file, then its manifest and record go.
+    """Rename a DAMAGED final file, then remove its manifest and its record. Raises OSError.
 
-    Raises OSError.
-
-    Killed in between, it is still DAMAGED.
+    Killed in between, the output is still DAMAGED.
     """
     layout = found.layout
-    assert found.standing is not None
+    assert found.standing
     place = file_of(layout, found.standing.manifest)
-    if (aside := set_aside(place)) is not None:
+    aside = set_aside(place)
+    if aside:
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
     if layout.manifest.is_file():
         layout.manifest.unlink()
@@ -241,9 +232,9 @@ def set_damaged_aside(found: Found, emit: Emit) -> Found:
 
 
 def remove_leftovers(layout: OutputLayout, *, keep_chunks: bool) -> None:
-    """Remove what a COMPLETE output needs no more; killed in between, the next run does the rest.
+    """Remove what a COMPLETE output does not need any more. Raises OSError.
 
-    Raises OSError.
+    Killed in between, the next run does the rest.
     """
     for number in layout.generations():
         if number != layout.generation:
@@ -253,42 +244,38 @@ def remove_leftovers(layout: OutputLayout, *, keep_chunks: bool) -> None:
         remove_at_once(layout.chunks)  # with the plan that they belong to
 
 
-# --- what lies next to it
+# --- side files: the rows table, and the lists of rows
 
 
 def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, Any]:
-    """Return `format`, `dtype` and `digest` of the manifest, and `carried` if there is."""
-    said: dict[str, Any] = {
+    """Return the manifest's `format`, `dtype`, `digest`, and `carried` if columns are carried."""
+    fields: dict[str, Any] = {
         "format": str(form.format),
         "dtype": str(form.dtype),
         "digest": f"sha256:{digest}",
     }
-    if form.carried is not None:
+    if form.carried:
         table = {"file": layout.rows_table.name} if form.has_rows_table else {}
-        said["carried"] = {"digest": f"sha256:{form.carried}", **table}
-    return said
+        fields["carried"] = {"digest": f"sha256:{form.carried}", **table}
+    return fields
 
 
 def _side_files(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
-    """Return the sha256, hex, of each file that lies next to the final."""
-    said = {
+    """Return the path and the sha256, hex, of each side file that the manifest names."""
+    records = {
         layout.rows_table: manifest.get("carried"),
         layout.truncated: manifest.get("truncated"),
         layout.quarantined: manifest.get("quarantined_list"),
     }
-    there = {
-        path: record for path, record in said.items() if record is not None and "file" in record
+    return {
+        path: digest_in(record) for path, record in records.items() if record and "file" in record
     }
-    return {path: digest_in(record) for path, record in there.items()}
 
 
 def check_side_files(
     layout: OutputLayout, manifest: dict[str, Any]
 ) -> Iterator[tuple[Path, str | None]]:
-    """Give (file, what is wrong with it; None = nothing) of all that lies next to the final.
-
-    Raises OSError.
-    """
+    """Give (path, what is wrong with it or None) of each side file. Raises OSError."""
     for path, digest in _side_files(layout, manifest).items():
         other = OTHER_DIGEST if path.exists() else "is missing"
         yield path, None if has_digest(path, digest) else other
@@ -297,9 +284,9 @@ def check_side_files(
 def write_side_files(
     layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()
 ) -> None:
-    """Write what is missing or is not what the manifest says; what stands there is set aside.
+    """Write the side files that are missing or not what the manifest says, except those in `but`.
 
-    Raises OSError.
+    A file that is in the way is set aside. Raises OSError.
     """
     sources = {
         layout.rows_table: TableFiles(layout.table).rows,
@@ -316,28 +303,28 @@ def write_side_files(
 
 
 def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Write the list of all these rows into the state; return what the manifest says of them.
+    """Write the list of all these rows into the state; return the manifest's fields about them.
 
     Raises OSError.
     """
     first = list(itertools.islice(rows, MOST_LISTED))
-    said: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
+    fields: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
     if not first:
         layout.quarantined_kept.unlink(missing_ok=True)
-        return said
+        return fields
 
     def lines() -> Iterator[bytes]:
         for row in itertools.chain(first, rows):
-            said["quarantined_rows"] += 1
+            fields["quarantined_rows"] += 1
             yield json.dumps(row).encode() + b"\n"
 
     write_blocks(layout.quarantined_kept, lines())
     digest = f"sha256:{digest_file(layout.quarantined_kept)}"
-    return said | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
+    return fields | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
 
 
 def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give all rows without a vector, in order: the manifest has the first.
+    """Give all rows without a vector, in order, from the manifest or from the list if it is longer.
 
     Raises DamagedError, OSError.
     """
@@ -353,6 +340,6 @@ def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[
 
 
 def rows_without_vector(layout: OutputLayout, manifest: dict[str, Any]) -> npt.NDArray[np.int64]:
-    """Return the numbers of these rows, which rise; raises as `all_quarantined`."""
+    """Return the numbers of these rows, rising; raises as `all_quarantined`."""
     found = all_quarantined(layout, manifest)
     return np.fromiter((each["row"] for each in found), dtype=np.int64)

@@ -1,6 +1,6 @@
 """ABSENT ──► STAGED, and the next generation.
 
-The source is read, and it is fixed what the output is of.
+Reads the source, and fixes the texts and the settings of the output.
 """
 
 import os
@@ -28,7 +28,7 @@ from chunkvisor_worker.contract.frozen import frozen
 
 @frozen
 class Wanted:
-    """What a run wants of its outputs, and whom it tells."""
+    """What a run wants of its outputs, and what it offers while they are opened."""
 
     loaded: LoadedConfig
     max_rows: int | None
@@ -39,26 +39,26 @@ class Wanted:
     more: dict[str, Any]
     """What manifests say besides."""
     identity: Callable[[str, str, int], Identity]
-    """Computes what the output is to be, of a source of that digest and number of rows."""
+    """(output, digest of its source, rows of its source) to the identity that it would have."""
     chunk_size: Callable[[str], int]
-    """Chooses that of an output that begins."""
+    """Chooses the chunk size of a new output, by its name."""
     load_ahead: Callable[[], None]
-    """Called before a source is read."""
+    """Called before a source is read, to load in a thread what is needed after it."""
     emit: Emit
     on_wait: Callable[[], None]
     """Called now and then; it may raise to stop."""
 
     def emit_note(self, text: str) -> None:
-        """Say it to people."""
+        """Tell the person who watches the run."""
         self.emit(Note(text))
 
 
 def stage(found: Found, wanted: Wanted) -> Found:
-    """Have the texts staged of which the output is to be: of this generation, or of a next one.
+    """Stage the texts of the output, unless they are staged; other texts begin a new generation.
 
-    They are put together in a folder that one rename makes the newest generation: killed before,
-    the source is read again; after it, what was read is kept. Raises Halt (78) if the source is
-    wrong, or the config another one than before; OSError.
+    They are put together in a folder that one rename makes the newest generation: killed before
+    it, the next run reads the source again; after it, what was read is kept. Raises Halt (78) if
+    the source is wrong, or the config gives other vectors than before; OSError.
     """
     layout = found.layout
     name = layout.name
@@ -69,7 +69,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
         )
     before = None if wanted.from_scratch else found.fixed
     request = request_of(wanted.loaded.config, name, wanted.max_rows)
-    if before is not None:
+    if before:
         was = before.identity
         # A changed config is refused before minutes are spent on reading the source anew.
         same = wanted.identity(name, was.source_digest, was.rows)
@@ -78,7 +78,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
             return found
     staging = layout.at_generation(0)
     now = _read_source(staging, request, wanted)
-    if before is not None:
+    if before:
         _refuse_changed(layout, before, now.identity, wanted)
         if before.identity.fingerprint == now.identity.fingerprint:  # they belong to what is there
             remove_folder(layout.table)
@@ -86,8 +86,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
             now = replace(now, chunk_size=before.chunk_size, anew=before.anew)
             write_record(layout.identity, now)
             return read(layout)
-    stands = found.standing.manifest.get("generation", 0) if found.standing is not None else 0
-    generation = max(layout.generation, stands) + 1
+    generation = max(layout.generation, found.standing_generation) + 1
     now = replace(now, chunk_size=wanted.chunk_size(name), anew=wanted.from_scratch)
     if generation > 1:
         rows = counted(now.identity.rows, "row")
@@ -99,16 +98,16 @@ def stage(found: Found, wanted: Wanted) -> Found:
 
 
 def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
-    """Say whether what is staged is still the same, and what is needed of it is there."""
+    """Say whether the staged texts are those of this request, and whole as far as needed."""
     layout = found.layout
     if (before.asked, before.place) != (_request_record(request), _place_in(layout, wanted)):
         return False
     done = found.manifest
     form = asked_form(wanted.loaded.config.outputs[layout.name], before.carried)
-    lacks_rows = form.carried is not None and find_rows_table(layout, form.carried) is None
-    if lacks_rows and (form.has_rows_table or done is None or form_of(done) != form):
+    lacks_rows = form.carried and not find_rows_table(layout, form.carried)
+    if lacks_rows and (form.has_rows_table or not done or form_of(done) != form):
         return False
-    if done is not None:
+    if done:
         return True
     try:
         if StagedTable.open(layout.table).digest == before.identity.source_digest:
@@ -120,7 +119,7 @@ def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Want
 
 
 def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) -> Fixed:
-    """Read the source into the folder of a generation that has no number yet."""
+    """Read the source into `staging`, the folder of a generation without a number."""
     name = staging.name
     remove_folder(staging.state)
     for folder in (staging.home.parent, staging.home):
@@ -140,13 +139,13 @@ def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) 
 
 
 def _place_in(layout: OutputLayout, wanted: Wanted) -> str | None:
-    return None if wanted.place is None else os.path.relpath(wanted.place, layout.workdir)
+    return os.path.relpath(wanted.place, layout.workdir) if wanted.place else None
 
 
 def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: Wanted) -> None:
-    """Raise Halt (78) if the identity is another one.
+    """Raise Halt (78) if the identity has changed.
 
-    With --update, if vectors that are there do not serve.
+    With --update only if the vectors that are there cannot be used for the new one.
     """
     serve = now.vector_fingerprint == fixed.identity.vector_fingerprint
     if fixed.identity.fingerprint == now.fingerprint or (serve and wanted.update):
@@ -169,7 +168,7 @@ def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: W
 
 
 def _request_record(request: IngestRequest) -> dict[str, Any]:
-    """Say what the staged table depends on, but for the contents of the files.
+    """Return what the staged table depends on: the request, and sizes and times of its files.
 
     Raises Halt if a file is gone.
     """

@@ -1,4 +1,4 @@
-"""Says where an output stands, by what is in its folder; nothing here writes.
+"""Reads from its folder which stage an output has reached; nothing here writes.
 
     ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING
         of other texts or settings, the next generation is STAGED; the final file stays
@@ -7,7 +7,7 @@
     COMPLETE ──reopen──► ENCODING (`retry`; vectors that a rounded file does not have)
     DAMAGED ──set_damaged_aside──► ENCODING, or STAGED if its vectors are gone
 
-A join leaves nothing to go on with, and so is no state.
+Joining chunks has no stage of its own: a join that was killed begins again.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import Any
 from chunkvisor.outputs.forms import digest_in, file_of
 from chunkvisor.store.identity import Fixed, read_fixed
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.records import DamagedError, Stamp, digest_file, read_if_whole, read_sealed
+from chunkvisor.store.records import DamagedError, Stamp, has_digest, read_if_whole, read_sealed
 from chunkvisor.store.reuse import is_planned
 from chunkvisor_worker.contract.frozen import frozen
 
@@ -31,44 +31,52 @@ Stage = StrEnum(
 
 @frozen
 class Standing:
-    """The record of the final file that stands, of whatever generation."""
+    """The record of the final file that is in place, of whatever generation."""
 
     manifest: dict[str, Any]
     stamp: Stamp | None
-    """None: the record is lost, and the manifest next to the file stands in."""
+    """None: the record is lost, and was made from the manifest next to the file."""
     reopened: bool = False
-    """Its rows are made again, in the same generation; it stays until then."""
+    """The file is to be made again, in the same generation; it stays until then."""
 
     def holds(self, layout: OutputLayout) -> bool:
-        """Say whether the file is as it was; reads it only if it was touched. Raises OSError."""
+        """Say whether the file is what was published; reads it only if it was touched.
+
+        Raises OSError.
+        """
         path = file_of(layout, self.manifest)
-        if self.stamp is not None:
+        if self.stamp:
             return self.stamp.holds(path)
         return has_digest(path, digest_in(self.manifest))
 
 
 @frozen
 class Found:
-    """What was read of an output."""
+    """What the folder of an output says."""
 
     stage: Stage
     layout: OutputLayout
     """Of the newest generation."""
     fixed: Fixed | None = None
-    """None: there is none, or it is lost."""
+    """None: the output was never begun, or the record is lost."""
     standing: Standing | None = None
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """Of the complete output."""
-        if self.stage is not Stage.COMPLETE or self.standing is None:
-            return None
-        return self.standing.manifest
+        """Of a COMPLETE output; None in any other stage."""
+        if self.stage is Stage.COMPLETE and self.standing:
+            return self.standing.manifest
+        return None
+
+    @property
+    def standing_generation(self) -> int:
+        """The generation of the final file that is in place; 0 if there is none."""
+        return int(self.standing.manifest.get("generation", 0)) if self.standing else 0
 
     @property
     def earlier(self) -> OutputLayout | None:
-        """The generation whose final file stands, if it is not the newest."""
-        number = self.standing.manifest.get("generation", 0) if self.standing is not None else 0
+        """The generation whose final file is in place, if it is not the newest."""
+        number = self.standing_generation
         return self.layout.at_generation(number) if 0 < number < self.layout.generation else None
 
 
@@ -82,23 +90,23 @@ def read(layout: OutputLayout, *, check_file: bool = True) -> Found:
         fixed = read_fixed(layout) if layout.generation else None
     except DamagedError:
         fixed = None
-    if fixed is not None and fixed.place is not None:
+    if fixed and fixed.place:
         place = os.path.normpath(layout.workdir / fixed.place)
         layout = replace(layout, place=Path(place))
     standing = standing_of(layout)
-    if fixed is None:
+    if not fixed:
         lost = layout.generation or layout.done.exists()
         return Found(Stage.LOST if lost else Stage.ABSENT, layout, None, standing)
     stage = Stage.ENCODING if is_planned(layout) else Stage.STAGED
     if layout.publishing.exists():
         stage = Stage.PUBLISHING
-    elif standing is not None and not standing.reopened and _is_of(standing, layout, fixed):
+    elif standing and not standing.reopened and _is_of(standing, layout, fixed):
         whole = (
             standing.holds(layout) if check_file else file_of(layout, standing.manifest).exists()
         )
         if whole:
             stage = Stage.COMPLETE
-        elif standing.stamp is not None:  # what only stands in for a record says nothing else
+        elif standing.stamp:  # a manifest alone does not prove that the file was ever whole
             stage = Stage.DAMAGED
     return Found(stage, layout, fixed, standing)
 
@@ -110,11 +118,10 @@ def _is_of(standing: Standing, layout: OutputLayout, fixed: Fixed) -> bool:
 
 
 def standing_of(layout: OutputLayout) -> Standing | None:
-    """Return the record of the final file, or the manifest in its stead; None if both are lost."""
+    """Return the record of the final file, or one made of its manifest; None if both are lost."""
     found = read_if_whole(Standing, layout.done)
-    if found is None and (twin := manifest_of(layout)) is not None:
-        found = Standing(twin, None)
-    return found
+    manifest = None if found else manifest_of(layout)
+    return Standing(manifest, None) if manifest else found
 
 
 def manifest_of(layout: OutputLayout) -> dict[str, Any] | None:
@@ -125,11 +132,6 @@ def manifest_of(layout: OutputLayout) -> dict[str, Any] | None:
         return None
 
 
-def has_digest(path: Path, digest: str) -> bool:
-    """Say whether the file has this sha256, hex. Raises OSError."""
-    return path.is_file() and digest_file(path) == digest
-
-
 def is_manifest(head: bytes) -> bool:
-    """Say whether a file that begins like this is one of ours, be it whole or not."""
-    return re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head) is not None
+    """Say whether a file that begins like this is a manifest of ours, whole or damaged."""
+    return bool(re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head))

@@ -1,6 +1,4 @@
-"""Files of vectors.
-
-Checked whole (header, size, digest, finite, not zero), or read row by row, in bounded memory.
+"""Reads .npy files of vectors in bounded memory: whole, with all checks, or chosen rows.
 
 No file is mapped into memory: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
@@ -25,10 +23,10 @@ BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""
 
 FLOAT32 = "<f4"
-"""The type of everything but some final files."""
+"""The type of the numbers in every file of vectors except some final files."""
 
-_GAP_BYTES = 16 << 10  # to read this much that is not wanted takes no longer than another call
-
+# Rows at most so far apart are read by one call: reading the gap costs less than another call.
+_GAP_BYTES = 16 << 10
 _SPAN_BYTES = 4 << 20  # read by one call at most
 
 Vectors = npt.NDArray[np.float32]
@@ -40,7 +38,7 @@ class BadVectorsError(Exception):
 
 @frozen
 class Shape:
-    """What a header says."""
+    """What the header of an .npy file says."""
 
     rows: int
     dimension: int
@@ -62,19 +60,18 @@ class Inspection:
 
 
 def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
-    """Return the digest in a chunk file's name.
+    """Return the digest in the name of the file of texts start..stop: 32 hex digits.
 
-    It binds the content to its identity and to its place in the output.
-
-    A chunk renamed to another number, or copied from another run, does not pass for this one. The
-    file's own digest is xxh3-128, which finds damage at the speed of memory.
+    It binds the content to the identity and to its place in the output: a chunk file that was
+    renamed to another number, or copied from another run, does not pass. `file_digest` is the
+    xxh3-128 of the file, which finds damage at the speed of memory.
     """
     text = f"{fingerprint}:{start}:{stop}:{file_digest}"
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
-    """Return the header of a final or chunk file; numpy pads it to a multiple of 64 bytes."""
+    """Return the header of an .npy file; numpy pads it to a multiple of 64 bytes."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)}
@@ -88,11 +85,11 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
     Raises BadVectorsError unless it is a 2-D, C-ordered array of that dtype, complete to the byte.
     """
     try:
-        if (version := np.lib.format.read_magic(file)) != (1, 0):
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
         shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
-    # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several
-    # exceptions
+    # numpy parses the header with ast.literal_eval, which raises all of these for damaged ones.
     except (
         ValueError,
         TypeError,
@@ -103,7 +100,8 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
         TokenError,
     ) as error:
         raise BadVectorsError(f"not an .npy file: {error}") from None
-    if found != (wanted_type := np.dtype(dtype)):
+    wanted_type = np.dtype(dtype)
+    if found != wanted_type:
         raise BadVectorsError(f"holds {found}, not {wanted_type}")
     if len(shape) != 2 or fortran_order or any(type(size) is not int or size < 0 for size in shape):
         raise BadVectorsError(f"holds an array of shape {shape}, not rows x dimension in C order")
@@ -121,9 +119,9 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
 
 
 def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.NDArray[Any]]:
-    """Give the vectors in blocks of at most BLOCK_BYTES (or one row), from the file's position on.
+    """Give the vectors in blocks of at most BLOCK_BYTES or one row, from the file's position on.
 
-    Raises BadVectorsError if the file ends early: it was changed while we read it.
+    Raises BadVectorsError if the file ends early: it was changed while it was read.
     """
     per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
     at = file.tell()
@@ -136,7 +134,7 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
 
 def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
-    """Read the whole file once; what the rows in `skip` hold does not matter.
+    """Read the whole file once; rows in `skip` may hold anything.
 
     Raises BadVectorsError, OSError.
     """
@@ -158,7 +156,7 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
 
 
 def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Find the positions of rows with NaN or infinity, and of rows that are all zero."""
+    """Return the positions of rows with NaN or infinity, and of rows that are all zero."""
     return np.flatnonzero(~np.isfinite(block).all(axis=1)), np.flatnonzero(~block.any(axis=1))
 
 
@@ -169,11 +167,10 @@ def pick_rows(
     width: int,
     rows: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Read rows of `width` items, by number and in that order.
+    """Read the `rows` with these numbers, in that order; shape (len(rows), width).
 
-    The first row is at `offset_bytes`.
-
-    Raises OSError; ValueError if the file has no such row.
+    The file has rows of `width` items of `dtype`, the first at `offset_bytes`. Raises OSError;
+    ValueError if the file has no such row.
     """
     found = np.empty((len(rows), width), dtype=dtype)
     row_bytes = width * found.itemsize
@@ -194,7 +191,7 @@ def pick_rows(
 
 
 def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
-    """Fill the room of bytes from `offset` of the file on; False if the file ends before.
+    """Fill `room` with the bytes of the file from `offset` on; False if the file ends before.
 
     Raises OSError.
     """
@@ -208,7 +205,7 @@ def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
 
 
 def _spans(wanted: npt.NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Give (first, end) of stretches of these sorted rows that one call can read."""
+    """Split the positions of these sorted rows into ranges (first, end) that one call reads."""
     if len(wanted):
         far = np.diff(wanted) * row_bytes > _GAP_BYTES + row_bytes
         full = np.diff(wanted // max(1, _SPAN_BYTES // row_bytes)) > 0

@@ -1,8 +1,6 @@
-"""The folder of one attempt.
+"""The folder of one attempt: filled for the worker, and read for what it left and why it ended.
 
-Filled for the worker, and read afterwards for what it leaves and for why it ended.
-
-numpy is imported late: whatever opens a run or shows one reads logs by this, before any vector.
+numpy is imported late: commands that only show a run read logs by this module.
 """
 
 import contextlib
@@ -23,22 +21,19 @@ from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_mess
 
 LOG_TAIL_BYTES = 64 << 10
 _LOG_LIMIT_BYTES = 16 << 20
-_SEARCHED = 100  # failed attempts that are searched for one, at most
-_MAX_LISTED = 1000  # with more bad rows than this, it is not single texts
+_SEARCHED = 100  # the newest failed attempts that `failed_as` reads, at most
+_MAX_LISTED = 1000  # with more bad rows than this, single texts are not the cause
 _PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
 
 
 def write_attempt(
     files: AttemptFiles, draft: Spec, texts: Iterable[str], canary: str | None = None
 ) -> Spec:
-    """Write the texts, as they come, and the spec into a new folder. Returns the spec.
+    """Write the texts, and the canary after them, then the spec, into a new folder.
 
-    Raises OSError.
-
-    The draft lacks `stop`, the digest of the texts, and whether there is a canary, which stands
-    among the texts since it may be as long as any. Nothing is synced to the disk: an attempt that a
-    power cut took is done again. No worker reads the texts before the spec is there, so they need
-    no rename.
+    Returns the draft with what it lacks: `stop`, the digest of the texts, and whether there is a
+    canary. Nothing is synced to the disk: an attempt that a power cut took is done again. No
+    worker reads the texts before the spec is there, so they need no rename. Raises OSError.
     """
     digest = hashlib.sha256()
     count = 0
@@ -55,96 +50,11 @@ def write_attempt(
     return spec
 
 
-def read_evidence(
-    files: AttemptFiles,
-    spec: Spec,
-    known: Facts | None,
-    is_blank: Callable[[int], bool],
-    end: Evidence,
-) -> Evidence:
-    """Add what the folder tells to what is known of an attempt's end.
-
-    Raises nothing: unreadable is evidence, too.
-
-    `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text
-    of the attempt has nothing but white space: the only texts whose vectors may be zero throughout.
-    """
-    result = read_message(Result, files.result)
-    beat = read_beat(files.beat)
-    asks = "fingerprint", "output", "chunk", "start", "stop"
-    if result is not None and any(getattr(result, name) != getattr(spec, name) for name in asks):
-        result = None
-    if files.folder.exists() and not os.path.lexists(files.beat):  # it died before its first line
-        beat = Beat(0, 0, Phase.START)
-    evidence = replace(
-        end,
-        result=result,
-        fault=read_message(Fault, files.fault),
-        beat=beat,
-        log_tail=read_tail(files.log),
-        disk_free_bytes=free_bytes(files.folder),
-        on_cpu=spec.device == "cpu",
-    )
-    return (
-        evidence
-        if result is None
-        else _with_vectors(evidence, files.vectors, result, spec, known, is_blank)
-    )
-
-
-def _with_vectors(
-    evidence: Evidence,
-    path: Path,
-    result: Result,
-    spec: Spec,
-    known: Facts | None,
-    is_blank: Callable[[int], bool],
-) -> Evidence:
-    """Add what is wrong with the vectors that the result speaks of."""
-    from chunkvisor.store.artifact import BadVectorsError, inspect
-
-    try:
-        found = inspect(path, skip=frozenset(spec.skip))
-    except BadVectorsError as error:
-        return replace(evidence, vectors_problem=str(error))
-    except OSError as error:
-        return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
-    facts = result.facts
-    dimension = found.shape.dimension
-    rows = found.shape.rows
-    problem = ""
-    other_dimension = False
-    bad = list[int]()
-    if found.digest != result.digest:
-        problem = "differ from the ones recorded in result.json (another digest)"
-    elif rows != result.stop - result.start:
-        problem = f"are {rows} for {result.stop - result.start} texts"
-    elif dimension != facts.dimension:
-        problem = f"have dimension {dimension}, the result says {facts.dimension}"
-    elif known is not None and dimension != known.dimension:
-        problem = f"have dimension {dimension}, the chunks before have {known.dimension}"
-        other_dimension = True
-    elif known is not None and facts.dtype != known.dtype:
-        problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
-    else:
-        not_finite = found.not_finite.tolist()
-        zero = [row for row in found.zero.tolist() if not is_blank(row)]
-        if bad := sorted(not_finite + zero):
-            worst = not_finite or zero
-            problem = "have NaN or infinity" if not_finite else "are zero throughout"
-            if rows > 1:
-                problem += f" in {len(worst):,} of {rows:,} rows (text {worst[0]} first)"
-    few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
-    return replace(
-        evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few
-    )
-
-
 @frozen
 class Salvage:
     """What is left of an attempt without a result.
 
-    Positions count from the first text of its spec.
+    Positions count from the first text of its spec: with `start` 100, position 3 is text 103.
     """
 
     done: tuple[int, ...] = ()
@@ -153,93 +63,19 @@ class Salvage:
     """Texts of the batches that had begun and were not written: one may be what ended it."""
 
 
-def find_salvage(
-    files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
-) -> Salvage:
-    """Say what is left of the attempt, for `known` and `is_blank` as in `read_evidence`.
-
-    Raises nothing.
-    """
-    import numpy as np
-    import xxhash
-
-    from chunkvisor.store.artifact import BadVectorsError, bad_rows, pick_rows, read_shape
-
-    record = read_batch_log(files.batches)
-    rows = spec.stop - spec.start
-    wanted = set(range(rows)).difference(spec.skip)
-    nothing = Salvage(under_way=tuple(sorted(wanted.intersection(record.under_way))))
-    facts = record.facts
-    done = set[int]()
-    if facts is None or (
-        known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)
-    ):
-        return nothing
-    try:
-        with open(files.partial, "rb") as file:
-            shape = read_shape(file)
-        if (shape.rows, shape.dimension) != (rows, facts.dimension):
-            return nothing
-        for batch, digest in record.written:
-            if wanted.issuperset(batch):
-                block = pick_rows(
-                    files.partial, "<f4", shape.offset_bytes, shape.dimension, np.array(batch)
-                )
-                if xxhash.xxh3_64_hexdigest(block.data) == digest:
-                    not_finite, zero = (found.tolist() for found in bad_rows(block))
-                    refused = {batch[at] for at in not_finite} | {
-                        batch[at] for at in zero if not is_blank(batch[at])
-                    }
-                    done |= set(batch) - refused
-    except (BadVectorsError, OSError, ValueError):
-        return nothing
-    return replace(nothing, done=tuple(sorted(done)))
-
-
-def keep_cut_lengths(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
-    """Take over which of the texts start..stop an attempt has cut, from its file into `path`.
-
-    Raises OSError.
-
-    `path` has the tokens before the cut of each of the output's `texts`. A pair that cannot be is
-    passed over.
-    """
-    import numpy as np
-
-    from chunkvisor.store.artifact import read_exactly
-
-    try:
-        with open(attempt, "rb") as file:
-            data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
-    except FileNotFoundError:
-        return
-    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(
-        -1, 2
-    )
-    pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
-    if len(pairs):
-        tokens = np.zeros(stop - start, dtype="<i4")
-        with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
-            os.ftruncate(out.fileno(), 4 * texts)
-            # Read and written, not mapped: a write to a map of a file with holes is killed by a
-            # full disk.
-            read_exactly(out.fileno(), tokens.view(np.uint8).data, 4 * start)
-            tokens[pairs[:, 0]] = pairs[:, 1]
-            os.pwrite(out.fileno(), tokens.data, 4 * start)
-            os.fsync(out.fileno())
-        sync_folder(path.parent)
-
-
 @frozen
 class AttemptFolder:
-    """The folder of an attempt that runs, or has ended, as the loop has it."""
+    """The folder of an attempt that runs, or has ended."""
 
     files: AttemptFiles
     spec: Spec
     _known: Callable[[], Facts | None]
     """Facts of the chunks committed before."""
     _is_blank: Callable[[int], bool]
-    """Whether the i-th text of the attempt has nothing but white space."""
+    """Whether the i-th text of the attempt has nothing but white space.
+
+    Only the vectors of such texts may be zero throughout.
+    """
 
     def beat(self) -> Beat | None:
         """Read the worker's sign of life; keep its log from growing without end."""
@@ -252,50 +88,166 @@ class AttemptFolder:
             log.write(f"{line}\n")
 
     def evidence_of_end(self, end: Evidence) -> Evidence:
-        """Add what the folder tells to what is known of the end; see `read_evidence`."""
-        return read_evidence(self.files, self.spec, self._known(), self._is_blank, end)
+        """Add what the folder tells to what is known of the attempt's end.
+
+        Raises nothing: a file that cannot be read is evidence as well.
+        """
+        files = self.files
+        result = read_message(Result, files.result)
+        asked = "fingerprint", "output", "chunk", "start", "stop"
+        if result and any(getattr(result, key) != getattr(self.spec, key) for key in asked):
+            result = None
+        beat = read_beat(files.beat)
+        if files.folder.exists() and not os.path.lexists(files.beat):
+            beat = Beat(0, 0, Phase.START)  # the worker died before its first line
+        evidence = replace(
+            end,
+            result=result,
+            fault=read_message(Fault, files.fault),
+            beat=beat,
+            log_tail=read_tail(files.log),
+            disk_free_bytes=free_bytes(files.folder),
+            on_cpu=self.spec.device == "cpu",
+        )
+        return self._with_vectors(evidence, result) if result else evidence
+
+    def _with_vectors(self, evidence: Evidence, result: Result) -> Evidence:
+        """Add what is wrong with the vectors that the result speaks of."""
+        from chunkvisor.store.artifact import BadVectorsError, inspect
+
+        try:
+            found = inspect(self.files.vectors, skip=frozenset(self.spec.skip))
+        except BadVectorsError as error:
+            return replace(evidence, vectors_problem=str(error))
+        except OSError as error:
+            return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
+        known = self._known()
+        facts = result.facts
+        dimension = found.shape.dimension
+        rows = found.shape.rows
+        problem = ""
+        other_dimension = False
+        bad: list[int] = []
+        if found.digest != result.digest:
+            problem = "differ from the ones recorded in result.json (another digest)"
+        elif rows != result.stop - result.start:
+            problem = f"are {rows} for {result.stop - result.start} texts"
+        elif dimension != facts.dimension:
+            problem = f"have dimension {dimension}, the result says {facts.dimension}"
+        elif known and dimension != known.dimension:
+            problem = f"have dimension {dimension}, the chunks before have {known.dimension}"
+            other_dimension = True
+        elif known and facts.dtype != known.dtype:
+            problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
+        else:
+            not_finite = found.not_finite.tolist()
+            zero = [row for row in found.zero.tolist() if not self._is_blank(row)]
+            bad = sorted(not_finite + zero)
+            if bad:
+                worst = not_finite or zero
+                problem = "have NaN or infinity" if not_finite else "are zero throughout"
+                if rows > 1:
+                    problem += f" in {len(worst):,} of {rows:,} rows (text {worst[0]} first)"
+        few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
+        return replace(
+            evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few
+        )
 
     def salvage(self) -> Salvage:
-        """Say what is left of an attempt without a result; see `find_salvage`."""
-        return find_salvage(self.files, self.spec, self._known(), self._is_blank)
+        """Find what is left of an attempt without a result. Raises nothing."""
+        import numpy as np
+        import xxhash
+
+        from chunkvisor.store.artifact import BadVectorsError, bad_rows, pick_rows, read_shape
+
+        record = read_batch_log(self.files.batches)
+        rows = self.spec.stop - self.spec.start
+        wanted = set(range(rows)).difference(self.spec.skip)
+        nothing = Salvage(under_way=tuple(sorted(wanted.intersection(record.under_way))))
+        facts = record.facts
+        known = self._known() or facts
+        if not facts or not known:
+            return nothing
+        if (known.dimension, known.dtype) != (facts.dimension, facts.dtype):
+            return nothing
+        done: set[int] = set()
+        try:
+            with open(self.files.partial, "rb") as file:
+                shape = read_shape(file)
+            if (shape.rows, shape.dimension) != (rows, facts.dimension):
+                return nothing
+            for batch, digest in record.written:
+                if not wanted.issuperset(batch):
+                    continue
+                at = np.array(batch)
+                block = pick_rows(
+                    self.files.partial, "<f4", shape.offset_bytes, shape.dimension, at
+                )
+                if xxhash.xxh3_64_hexdigest(block.data) == digest:
+                    not_finite, zero = (at[found].tolist() for found in bad_rows(block))
+                    zero = [text for text in zero if not self._is_blank(text)]
+                    done.update(set(batch).difference(not_finite, zero))
+        except (BadVectorsError, OSError, ValueError):
+            return nothing
+        return replace(nothing, done=tuple(sorted(done)))
 
     def canary_passed(self) -> bool:
-        """Say whether its canary got a vector, and one like those before.
+        """Say whether its canary got a vector, of the dimension of the chunks before.
 
-        A canary of another dimension shows a model that is not the one that made them.
+        A vector of another dimension shows that another model was loaded.
         """
         canary = read_batch_log(self.files.batches).canary
         known = self._known()
-        return canary is not None and (known is None or known.dimension == canary.dimension)
+        return canary is not None and (not known or known.dimension == canary.dimension)
 
     def result(self) -> Result | None:
-        """Read what the worker says of its vectors.
-
-        None if it left nothing, or nothing that can be read.
-        """
+        """Read what the worker says of its vectors; None if there is nothing that can be read."""
         return read_message(Result, self.files.result)
 
     def facts_of_batches(self) -> Facts | None:
-        """Read what the worker found of the model, as its batch log has it."""
+        """Read what the worker found out about the model, from its batch log."""
         return read_batch_log(self.files.batches).facts
 
-    def keep_cut_lengths(self, cut: Path, texts: int) -> None:
-        """Keep in the file `cut` how long its texts were before the cut; see `keep_cut_lengths`.
+    def keep_cut_lengths(self, path: Path, texts: int) -> None:
+        """Copy the lengths of its texts that were cut into the file of the output, `path`.
 
-        Raises OSError.
+        That has, as int32, the tokens before the cut of each of the output's `texts` texts, 0 for
+        one that was not cut. The attempt lists pairs of position and tokens; a pair that cannot be
+        right is passed over. Raises OSError.
         """
-        keep_cut_lengths(cut, texts, self.files.cut, self.spec.start, self.spec.stop)
+        import numpy as np
+
+        from chunkvisor.store.artifact import read_exactly
+
+        start = self.spec.start
+        count = self.spec.stop - start
+        try:
+            with open(self.files.cut, "rb") as file:
+                data = file.read(_PAIR_BYTES * 2 * count)  # a canary is tokenized twice
+        except FileNotFoundError:
+            return
+        whole = data[: len(data) // _PAIR_BYTES * _PAIR_BYTES]
+        pairs = np.frombuffer(whole, dtype="<i4").reshape(-1, 2)
+        pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < count) & (pairs[:, 1] > 0)]
+        if len(pairs):
+            tokens = np.zeros(count, dtype="<i4")
+            with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
+                os.ftruncate(out.fileno(), 4 * texts)
+                # Read and written, not mapped: on a full disk, writing to a map of a file with
+                # holes kills the process.
+                read_exactly(out.fileno(), tokens.view(np.uint8).data, 4 * start)
+                tokens[pairs[:, 0]] = pairs[:, 1]
+                os.pwrite(out.fileno(), tokens.data, 4 * start)
+                os.fsync(out.fileno())
+            sync_folder(path.parent)
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has ended, and failed: then it is for a person to read."""
+        """Whether it has failed and was judged: its folder is left for a person to read."""
         return self.files.verdict.exists()
 
     def record_verdict(self, verdict: Verdict) -> None:
-        """Leave the verdict for people to read.
-
-        An attempt that the run itself ended leaves nothing.
-        """
+        """Leave the verdict for people to read; remove an attempt that the run itself ended."""
         if verdict.asked_for:
             self.remove()
             return
@@ -303,10 +255,7 @@ class AttemptFolder:
             write_message(self.files.verdict, verdict, durable=False)
 
     def drop_bulk(self) -> None:
-        """Remove the vectors of a failed attempt.
-
-        Record and log are left to read, and texts to try by hand.
-        """
+        """Remove the vectors of a failed attempt; its record, log and texts stay to be read."""
         if not self.is_judged:
             return
         with contextlib.suppress(OSError):
@@ -325,7 +274,7 @@ class AttemptFolder:
 
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
-    """Say why a child has left no result, even if it ended with 0."""
+    """Say why a child has left no result, also if its exit code was 0."""
     return judge(
         Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log))
     )
@@ -336,23 +285,20 @@ def find_log(files: AttemptFiles) -> Path | None:
 
     The folder may also be that of all attempts at a chunk.
     """
-    folders = files.folder, files.folder.parent
-    logs = (
-        [files.log]
-        if files.log.is_file()
-        else [log for each in folders for log in each.glob(f"*/{files.log.name}")]
-    )
-    return max(logs, key=_written, default=None)
+    if files.log.is_file():
+        return files.log
+    pattern = f"*/{files.log.name}"
+    logs = itertools.chain(files.folder.glob(pattern), files.folder.parent.glob(pattern))
+    return max(logs, key=_mtime_ns, default=None)
 
 
 def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
-    """Return (rule, log) of an output's newest failed attempt that ended so.
+    """Return (rule, log) of an output's newest attempt with that outcome and reason.
 
-    Else ("", the newest of all logs).
+    If there is none, ("", the newest of all logs). `attempts` is the folder of all its attempts.
     """
-    logs = sorted(
-        attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written, reverse=True
-    )
+    pattern = f"*/*/{AttemptFiles(attempts).log.name}"
+    logs = sorted(attempts.glob(pattern), key=_mtime_ns, reverse=True)
     for log in logs[:_SEARCHED]:
         try:
             verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"{}")
@@ -363,8 +309,8 @@ def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | No
     return "", next(iter(logs), None)
 
 
-def _written(path: Path) -> int:
-    with contextlib.suppress(OSError):  # it may vanish
+def _mtime_ns(path: Path) -> int:
+    with contextlib.suppress(OSError):  # the file may vanish
         return path.stat().st_mtime_ns
     return 0
 

@@ -1,6 +1,4 @@
-"""The files of an output's chunks.
-
-Facts, committed chunks, and parts of chunks that are taken apart.
+"""The files of an output's chunks: model facts, committed chunks, and parts of chunks.
 
 All that the ledger reads and writes goes through `ChunkFiles`; what it concludes is in `ledger`.
 """
@@ -29,7 +27,7 @@ _CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
 
 @frozen
 class Part:
-    """Texts of a chunk whose vectors were stored together."""
+    """Texts of a chunk whose vectors were stored by one write."""
 
     texts: tuple[int, ...]
     digest: str
@@ -38,7 +36,7 @@ class Part:
 
 @frozen
 class Index:
-    """What is known of a chunk that is taken apart."""
+    """What is known of the texts of a chunk that is not committed, or has bad texts."""
 
     fingerprint: str
     parts: tuple[Part, ...] = ()
@@ -46,24 +44,22 @@ class Index:
 
 
 def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
-    """Give (number, file) of all committed chunks, in order.
+    """Give (number, file) of all committed chunks, in order. Raises OSError.
 
-    Lists one folder of a thousand at a time.
-
-    Raises OSError.
+    One folder of a thousand is listed at a time.
     """
     for number in numbers_in(layout.chunks):
         folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
         for name in sorted(os.listdir(folder)):  # noqa: PTH208 - no Path for each
             match = _CHUNK_NAME.fullmatch(name)
-            if match is not None:
+            if match:
                 yield int(match[1]), folder / name
 
 
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """Return one byte a chunk: 1 if it has a file, by the names alone.
+    """Return one byte a chunk: 1 if there is a file with its number.
 
-    Whoever reads a file checks its digest.
+    No file is opened: whoever reads one checks its digest.
     """
     found = bytearray(plan.count)
     for number, _ in chunk_files(layout):
@@ -73,35 +69,35 @@ def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
 
 
 class ChunkFiles:
-    """Of one output. Methods that write raise OSError."""
+    """The chunk files of one output. Methods that write raise OSError."""
 
     def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
-        self._make_folder = functools.cache(make_folder)  # once for each, with its sync
+        self._make_folder = functools.cache(make_folder)  # each folder is made and synced once
 
     def make_folders(self) -> None:
-        """Make those that every run needs."""
+        """Make the folders that every run needs."""
         make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
 
     def read_facts(self) -> FactsRecord | None:
-        """Return what is known of the model; None if nothing is, or the record is damaged."""
+        """Return what is known of the model; None if there is no record, or it is damaged."""
         return read_if_whole(FactsRecord, self.layout.facts)
 
     def write_facts(self, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
-        """Replace it."""
+        """Replace the record of the model."""
         write_facts(self.layout, facts, other_versions)
 
     # --- committed chunks
 
     def committed(self) -> bytearray:
-        """Return one byte a chunk: 1 if it has a file."""
+        """Return one byte a chunk: 1 if it has a file; see `committed_chunks`."""
         return committed_chunks(self.layout, self.plan)
 
     def publish(self, chunk: int, vectors: Path, digest: str) -> None:
-        """Make the file the chunk's by one rename; its name has the digest of its content."""
+        """Commit the file as the chunk's by one rename; its name has the digest of its content."""
         key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), digest)
         target = self.layout.chunk(chunk, key)
         self._make_folder(target.parent)
@@ -116,22 +112,19 @@ class ChunkFiles:
         for path in folder.glob(f"{chunk:06d}-*"):
             path.unlink()
         if folder.exists():
-            # Or a power cut would bring back a chunk whose bad texts `retry` forgives.
+            # A power cut must not bring back a chunk whose bad texts `retry` has forgiven.
             sync_folder(folder)
 
-    # --- chunks that are taken apart: a file of the whole chunk, NaN where nothing is, and an index
+    # --- parts of chunks: a file of the whole chunk, NaN where a vector is missing, and an index
 
     def taken_apart(self) -> list[int]:
         """List the chunks that have an index, in order."""
         return [chunk for chunk in numbers_in(self.layout.parts) if chunk < self.plan.count]
 
     def read_index(self, chunk: int) -> Index:
-        """Return the index.
-
-        An empty one if there is none, if it is damaged, or of another fingerprint.
-        """
+        """Return the index; an empty one if it is missing, damaged or of other settings."""
         index = read_if_whole(Index, self._index(chunk))
-        if index is None or index.fingerprint != self.fingerprint:
+        if not index or index.fingerprint != self.fingerprint:
             return Index(self.fingerprint)
         if not self._vectors(chunk).exists():
             return replace(index, parts=())
@@ -169,16 +162,16 @@ class ChunkFiles:
         ]
 
     def merge_parts(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
-        """Return the file of the chunk's vectors and its checksum, for `publish`.
+        """Return (file, digest) of the whole chunk, for `publish`.
 
-        Only the texts that are `good` have a vector, the others NaN.
+        The texts in `good` have their vectors, all others NaN.
         """
         start, _ = self.plan.bounds(chunk)
         path = self._vectors(chunk)
         rows = self._rows(chunk, dimension)
         without = np.ones(len(rows), dtype=bool)
         without[np.array(good, dtype=np.int64) - start] = False
-        # A vector that was forgotten may still be in its row.
+        # The vector of a text that was forgotten may still be in the file.
         if not path.exists() or not np.isnan(rows[without]).all():
             rows[without] = np.nan
             self._make_parts_folder(chunk)
@@ -186,7 +179,7 @@ class ChunkFiles:
         return path, inspect(path).digest
 
     def remove_parts(self, chunk: int, *, keep_index: bool) -> None:
-        """Remove the vectors, and the index unless it is to stay."""
+        """Remove the vectors, and the index as well unless `keep_index`."""
         if keep_index:
             self._vectors(chunk).unlink(missing_ok=True)
         else:
@@ -209,5 +202,5 @@ class ChunkFiles:
         offset_bytes = len(npy_header(count, dimension))
         try:
             return pick_rows(self._vectors(chunk), "<f4", offset_bytes, dimension, np.arange(count))
-        except (FileNotFoundError, ValueError):  # there is none, or it is shorter than it was
+        except (FileNotFoundError, ValueError):  # there is no file, or it is too short
             return np.full((count, dimension), np.nan, dtype="<f4")

@@ -1,7 +1,7 @@
-"""Everything that shapes the vectors of one output, with its fingerprint.
+"""The identity of an output: everything that shapes its vectors, with its fingerprint.
 
 What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not
-in it, so that it may change at any resume. Of what is probably a secret it has a digest.
+part of it, so that it may change at any resume. Of probable secrets it has a digest.
 """
 
 import json
@@ -30,24 +30,23 @@ ARITHMETIC = (
 
 
 def arithmetic_variables(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return those that workers will have, `given` by the config over the `inherited`.
+    """Return the variables in ARITHMETIC that workers will have; an empty one counts as not set.
 
-    An empty one is not set.
+    Those `given` by the config replace the `inherited`.
     """
     both = {**inherited, **given}
     return {name: both[name] for name in ARITHMETIC if both.get(name)}
 
 
 UNREAD = 0
-"""For `rows` of a source that was not read, whose digest is one of the state of its files; no
-source has no rows."""
+"""Number of rows of a source that was not read; its digest is then made of sizes and times."""
 TEXT_KEYS = ("column", "template", "sql", "where")
-"""Names of what says which text of a row is encoded, and of which rows."""
+"""Keys that say which text of a row is encoded, and of which rows."""
 
 
 @frozen
 class Identity:
-    """Dotted names and plain values, in the order in which they are shown."""
+    """Dotted keys and plain values, such as {"encode.normalize": True}, in the order shown."""
 
     values: dict[str, Any]
 
@@ -61,10 +60,7 @@ class Identity:
 
     @property
     def vector_fingerprint(self) -> str:
-        """Fingerprint of all that makes one text's vector.
-
-        Without source, template and number of rows.
-        """
+        """Fingerprint of all that makes one text's vector: not of source, template and rows."""
         shaping = ("model.", "encode.", "env.")
         return digest_of(
             {
@@ -75,19 +71,17 @@ class Identity:
         )
 
     def _distinguishing(self) -> dict[str, Any]:
+        values = dict(self.values)
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A
-        # plug-in's name may mean anything, and no revision stands for it.
-        values = self.values
-        is_local = values["model.encoder"] == SENTENCE_TRANSFORMERS and values[
-            "model.name"
-        ].startswith("/")
-        return {
-            name: value for name, value in values.items() if not (is_local and name == "model.name")
-        }
+        # plug-in's name may mean anything, and has no revision.
+        is_plugin = values["model.encoder"] != SENTENCE_TRANSFORMERS
+        if values["model.name"].startswith("/") and not is_plugin:
+            del values["model.name"]
+        return values
 
     @property
     def rows(self) -> int:
-        """Rows of the source."""
+        """Number of rows of the source."""
         return int(self.values["source.rows"])
 
     @property
@@ -107,16 +101,14 @@ def identity_of(
 ) -> Identity:
     """Make the identity of one output.
 
-    `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the
-    resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
-    `outside` has the same of what the model's files name outside its folder. `table_digest` and
-    `rows` tell the staged source from another (see UNREAD).
+    `revision` is the resolved one of the model: a commit hash of the hub or a digest of a local
+    folder; empty for a plug-in. `outside` has the same for each thing outside the model's folder
+    that its files name. `table_digest` and `rows` identify the source (see UNREAD). `arithmetic`
+    are the variables in ARITHMETIC that are set.
     """
-    model, encode, output = (
-        config.model,
-        config.effective_encode(output_name),
-        config.outputs[output_name],
-    )
+    model = config.model
+    encode = config.effective_encode(output_name)
+    output = config.outputs[output_name]
     values: dict[str, Any] = {
         "model.name": model.name,
         "model.revision": revision,
@@ -125,8 +117,8 @@ def identity_of(
         "model.max_length": model.max_length,
         "model.kwargs": digested(model.kwargs),
         "model.encoder": model.encoder,
-        "model.trust_remote_code": model.trust_remote_code
-        is True,  # null refuses, or gives what false gives
+        # null refuses the model, or gives what false gives
+        "model.trust_remote_code": model.trust_remote_code is True,
         "model.pooling": model.pooling,
         "encode.normalize": encode.normalize,
         "encode.prompt": encode.prompt,
@@ -147,11 +139,9 @@ def identity_of(
 
 
 def differences(old: Identity, new: Identity) -> list[str]:
-    """Return a sentence for each thing that would give other vectors.
-
-    None exactly if the fingerprints are equal.
-    """
-    before, now = old._distinguishing(), new._distinguishing()
+    """Return a sentence for each difference; none exactly if the fingerprints are equal."""
+    before = old._distinguishing()
+    now = new._distinguishing()
     sentences = []
     for name in dict.fromkeys((*now, *before)):
         if name == "source.digest" or digest_of(before.get(name)) == digest_of(now.get(name)):
@@ -171,19 +161,17 @@ def differences(old: Identity, new: Identity) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "not set"
-        if value is None
-        else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
-    )
+    if value is None:
+        return "not set"
+    return json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
 
 
 @frozen
 class Plan:
-    """Chunks of one output, numbered from 0; fixed by the output's first run."""
+    """How the texts of an output are cut into chunks, numbered from 0; its first run fixes it."""
 
     distinct: int
-    """Distinct texts."""
+    """Number of distinct texts."""
     chunk_size: int
     """Distinct texts in a chunk; the last may have fewer."""
 
@@ -193,7 +181,7 @@ class Plan:
         return -(-self.distinct // self.chunk_size)
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """(first text, one past the last) of the chunk."""
+        """Return (first text, one past the last) of the chunk."""
         return chunk * self.chunk_size, min(self.distinct, (chunk + 1) * self.chunk_size)
 
     def size(self, chunk: int) -> int:
@@ -202,14 +190,16 @@ class Plan:
         return stop - start
 
     def texts_in(self, chosen: bytearray) -> int:
-        """Count the texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
+        """Count the texts in the chosen chunks; `chosen` has one byte a chunk, 1 or 0."""
         count = chosen.count(1) * self.chunk_size
-        return count - (self.chunk_size - self.size(self.count - 1)) * bool(chosen and chosen[-1])
+        if chosen and chosen[-1]:
+            count -= self.chunk_size - self.size(self.count - 1)
+        return count
 
 
 @frozen
 class BadText:
-    """A text that fails alone."""
+    """A text that gets no vector, not even in a batch by itself."""
 
     text: int
     """Its number among the distinct texts."""
@@ -219,31 +209,31 @@ class BadText:
 
 @frozen
 class Fixed:
-    """What the first run of an output fixes, and what its source was found to hold."""
+    """What the first run of an output fixes, and what it found in the source."""
 
     identity: Identity
     chunk_size: int
     """Distinct texts in a chunk."""
     asked: dict[str, Any]
-    """All that the request depends on which the staged table answers."""
+    """What the staged table depends on; see `outputs.stage`."""
     distinct: int
-    """Distinct texts."""
+    """Number of distinct texts."""
     files: tuple[str, ...]
     carried: str | None = None
-    """Digest of the rows table, if columns are carried along or rows are left out."""
+    """sha256 of the rows table, if columns are carried along or rows are left out."""
     place: str | None = None
-    """Of the final file, relative to the workdir, if it is not in it."""
+    """Path of a final file outside the workdir, relative to it."""
     anew: bool = False
-    """Nothing is taken over that the workdir had before."""
+    """Began with --from-scratch: no vector is taken from what the workdir had before."""
 
 
 @frozen
 class FactsRecord:
-    """What is known of the model, and of what computed the vectors."""
+    """What workers have reported about the model, and about what computed the vectors."""
 
     facts: Facts
     other_versions: tuple[dict[str, str], ...] = ()
-    """Of libraries, that computed some of the texts after those of the facts."""
+    """Versions of libraries that computed some of the texts, other than those in the facts."""
 
 
 def read_fixed(layout: OutputLayout) -> Fixed | None:
@@ -252,9 +242,9 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
 
 
 def read_facts(layout: OutputLayout) -> Facts | None:
-    """Return the facts, or None if they are not known, or not any more."""
+    """Return the model facts, or None if there is no record, or it is damaged."""
     record = read_if_whole(FactsRecord, layout.facts)
-    return record.facts if record is not None else None
+    return record.facts if record else None
 
 
 def write_facts(

@@ -1,8 +1,6 @@
-"""The workdir: every path in it, named once; whose it is.
+"""The workdir: every path in it, who owns it, and the lock that one run at a time holds.
 
-And the lock that one run at a time holds.
-
-What can be seen of an output, its final file and manifest above all, is there only when it is
+What people see of an output, its final file and manifest above all, is there only when it is
 complete. All else is in the hidden folder, which only its owner may enter:
 docs/reference/run-folder.md lists it.
 """
@@ -38,38 +36,32 @@ from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
 FORMAT = 6
-"""Of all state in a workdir. It counts on with each change that another version would misread."""
+"""Version of all state in a workdir; raised with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
-"""Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
+"""Chunk files are spread over folders, so that listing stays fast with 100,000 chunks."""
 
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-# whoever only looks whether a lock is held keeps it from being taken for less than this
+# A lock that is held for less than this was only tested by `is_held`, which takes it for a moment.
 _LOCK_PATIENCE_S = 0.5
 
 
 class PathIn:
-    """An attribute of a layout: a path in the folder that another attribute gives.
-
-    NAME stands for the output's.
-    """
+    """An attribute of a layout: a path in the folder that another attribute gives."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._folder = folder
+        self._name = name
 
     def __get__(self, layout: "Layout | OutputLayout", _: type) -> Path:
         folder: Path = getattr(layout, self._folder)
-        return folder / (
-            self._name.replace("NAME", layout.name)
-            if isinstance(layout, OutputLayout)
-            else self._name
-        )
+        return folder / self._name
 
 
 class NextToFinal:
-    """An attribute of an output's layout: its final file, or what lies next to it."""
+    """An attribute of an output's layout: its final file, or a file with another suffix."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
@@ -79,7 +71,7 @@ class NextToFinal:
 
 
 def unfinished(folder: Path) -> Path:
-    """Return where a folder is put together before it gets its name."""
+    """Return the name under which a folder is put together before it gets its own."""
     return folder.with_name(f"{folder.name}.partial")
 
 
@@ -96,12 +88,12 @@ class OutputLayout:
     workdir: Path
     name: str
     generation: int = 0
-    """0 = the next one, which gets its number once it is staged."""
+    """0 = the one that is being staged; it gets its number once it is complete."""
     place: Path | None = None
-    """Of the final file, if it is not in the workdir: `chunkvisor encode` names it."""
+    """Path of the final file if it is not in the workdir: `encode -o` names it."""
     kind: str = "outputs"
 
-    # What people see.
+    # What people see, in the workdir.
     final = NextToFinal("npy")
     manifest = NextToFinal("json")
     truncated = NextToFinal("truncated.jsonl")
@@ -109,23 +101,21 @@ class OutputLayout:
     rows_table = NextToFinal("rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
-    # in float32: a final of another form is made from them
-    partial_rows = PathIn("hidden", "NAME.npy.rows")
 
     # Of all generations.
-    done = PathIn("home", "final.json")  # of the final file that stands: manifest and stamp
-    publishing = PathIn("home", "publishing.json")  # the manifest of one that is about to appear
+    done = PathIn("home", "final.json")  # manifest and stamp of the final file that is in place
+    publishing = PathIn("home", "publishing.json")  # the manifest of one that is about to be
 
     # Of this generation.
     # what the vectors depend on, and what the table was made from
     identity = PathIn("state", "identity.json")
     table = PathIn("state", "table")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
-    # int32, tokens before the cut of each row, 0 = whole
+    # int32 for each row: tokens before the cut, 0 = not cut
     cut_rows = PathIn("state", "cut_rows.bin")
     chunks = PathIn("state", "chunks")
-    reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and their vectors
-    # by chunk: its texts without a vector; what is good of one that is taken apart
+    reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and copies of those
+    # by chunk: its bad texts, and the vectors of a part of its texts
     parts = PathIn("state", "parts")
     attempts = PathIn("state", "attempts")
     truncated_kept = PathIn("state", "truncated.jsonl")
@@ -133,43 +123,51 @@ class OutputLayout:
 
     @property
     def home(self) -> Path:
-        """Everything of the output but its final files."""
+        """The folder of the output's state, of all generations."""
         return self.hidden / self.kind / self.name
 
     @property
     def state(self) -> Path:
-        """Everything of this generation."""
+        """The folder of this generation."""
         return self.home / (f"{self.generation:04d}" if self.generation else "staging")
 
     def at_generation(self, generation: int) -> "OutputLayout":
-        """Return the paths of another generation."""
+        """Return the paths of that generation."""
         return replace(self, generation=generation)
 
     def generations(self) -> list[int]:
-        """List those that are there, in order."""
+        """List the numbers of the generations that exist, in order."""
         return numbers_in(self.home)
 
     @property
     def newest(self) -> "OutputLayout":
-        """The last of them."""
+        """The paths of the last generation."""
         return self.at_generation(max(self.generations(), default=0))
 
     def file(self, suffix: str) -> Path:
         """Return the final file of the format with that suffix."""
         return (self.place or self.workdir / self.name).with_suffix(f".{suffix}")
 
-    def partial(self, suffix: str) -> Path:
-        """Return the final file while it is being made.
+    @property
+    def visible(self) -> tuple[Path, ...]:
+        """Every file that people may see of it."""
+        final = (self.final, self.file("parquet"), self.manifest)
+        return (*final, self.truncated, self.quarantined, self.rows_table)
 
-        On the same file system, so that one rename publishes it.
+    def partial(self, suffix: str) -> Path:
+        """Return the path of the final file while it is being made.
+
+        It is on the same file system, so that one rename publishes it.
         """
         return self.hidden / f"{self.name}.{suffix}.partial"
 
-    def cut_texts(self, fingerprint: str) -> Path:
-        """Return the tokens before the cut of each text that is encoded under that fingerprint.
+    @property
+    def partial_rows(self) -> Path:
+        """All rows in float32, from which a final file of another form is made."""
+        return self.hidden / f"{self.name}.npy.rows"
 
-        See `keep_cut_lengths`.
-        """
+    def cut_texts(self, fingerprint: str) -> Path:
+        """Return the file with the tokens before the cut of each text; see `keep_cut_lengths`."""
         return self.state / f"cut-{fingerprint[:DIGEST_LENGTH]}.bin"
 
     def chunk(self, number: int, digest: str) -> Path:
@@ -201,7 +199,7 @@ class InvocationFiles:
 
     @property
     def name(self) -> str:
-        """Of the folder; begins with the invocation's number."""
+        """Name of the folder; begins with the invocation's number."""
         return self.folder.name
 
 
@@ -228,30 +226,26 @@ class Layout:
     all_combined = PathIn("hidden", "combined")
 
     def owns(self, path: Path) -> bool:
-        """Say whether the path is the report or one of the state's, links resolved.
-
-        Final files are not state.
-        """
+        """Say whether the path, links resolved, is the report or in the hidden folder."""
         inside = path.resolve()
         return inside == self.report.resolve() or inside.is_relative_to(self.hidden.resolve())
 
     def output(self, name: str) -> OutputLayout:
-        """Return the paths of one output, of the newest generation at the moment."""
+        """Return the paths of one output, of its newest generation."""
         return OutputLayout(self.workdir, name).newest
 
     def combined(self, name: str) -> OutputLayout:
-        """Return the paths of one combined final."""
+        """Return the paths of one combined final file."""
         return OutputLayout(self.workdir, name, 1, kind=self.all_combined.name)
 
 
-# --- whose it is
+# --- who owns it
 
 
 def is_workdir(layout: Layout) -> bool:
     """Say whether a run has worked here.
 
-    Raises Halt (78) if it was one of another version, whose state we cannot read, or if others
-    could have changed it.
+    Raises Halt (78) if its state is of another version, or could have been changed by others.
     """
     try:
         found = layout.hidden.lstat()
@@ -261,16 +255,17 @@ def is_workdir(layout: Layout) -> bool:
         raise not_ours(
             layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor"
         )
-    owner, mode = user_name(found.st_uid), stat.filemode(found.st_mode)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        why, remedy = f"it belongs to {owner}", f"Run as {owner}"
-        if found.st_uid == os.geteuid():
-            why, remedy = (
-                f"it is open to others ({mode})",
-                f"If it was not changed: chmod 700 {layout.hidden}",
-            )
+    untrusted = ""
+    if found.st_uid != os.geteuid():
+        owner = user_name(found.st_uid)
+        untrusted = f"it belongs to {owner}"
+        remedy = f"Run as {owner}"
+    elif found.st_mode & 0o077:
+        untrusted = f"it is open to others ({stat.filemode(found.st_mode)})"
+        remedy = f"If it was not changed: chmod 700 {layout.hidden}"
+    if untrusted:
         raise config_error(
-            f"the state in {layout.hidden} cannot be trusted: {why}",
+            f"the state in {layout.hidden} cannot be trusted: {untrusted}",
             f"{remedy}; or choose another workdir.",
             why="what is read from it decides which files are written and which processes are "
             "ended",
@@ -278,7 +273,7 @@ def is_workdir(layout: Layout) -> bool:
     try:
         written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
     except (ValueError, RecursionError, TypeError, KeyError):
-        return True  # lost or damaged: that its folder is there says enough
+        return True  # the mark is lost or damaged, but only a run makes such a folder
     if written != FORMAT:
         raise config_error(
             f"{layout.workdir} was made by another version of chunkvisor, whose state this version "
@@ -301,9 +296,9 @@ def require_workdir(path: Path) -> Layout:
 
 
 def claim(layout: Layout, outputs: Iterable[str]) -> None:
-    """Make the folder if it is missing, and mark it as ours before anything else.
+    """Make the workdir if it is missing, and mark it as ours before anything else.
 
-    Raises Halt (78) if it is not ours and something in it has a name that a run of these outputs
+    Raises Halt (78) if no run has worked there, and a file has a name that a run of these outputs
     needs; OSError.
     """
     try:
@@ -315,12 +310,8 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         ) from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
-        names = ("final", "manifest", "truncated", "quarantined", "rows_table")
-        ours = [
-            (each.file("parquet"), *(getattr(each, name) for name in names))
-            for each in map(layout.output, outputs)
-        ]
-        for path in filter(os.path.lexists, (layout.report, *itertools.chain(*ours))):
+        needed = itertools.chain(*(layout.output(name).visible for name in outputs))
+        for path in filter(os.path.lexists, (layout.report, *needed)):
             raise not_ours(
                 path,
                 "choose another workdir, best an empty folder",
@@ -338,9 +329,13 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
 
 def anything_kept(layout: Layout) -> bool:
     """Say whether any text may have its vector, also in batches of a stopped attempt."""
-    kept = ("chunks/*/*.npy", "parts/*/*.npy", "attempts/*/*/batches.jsonl")
-    places = ("*/final.json", *(f"*/*/{each}" for each in kept))
-    return any(next(layout.outputs.glob(each), None) for each in places)
+    patterns = (
+        "*/final.json",
+        "*/*/chunks/*/*.npy",
+        "*/*/parts/*/*.npy",
+        "*/*/attempts/*/*/batches.jsonl",
+    )
+    return any(next(layout.outputs.glob(pattern), None) for pattern in patterns)
 
 
 # --- the lock
@@ -361,11 +356,8 @@ class LockHolder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was a process of this machine and has ended.
-
-        What has the id of its run may then be ended.
-        """
-        # Our own process has held it before: a second run of one Python program.
+        """Whether it was a process of this machine and has ended; its workers may be ended then."""
+        # Our own pid: this program has made another run before, which is over.
         return self.host == socket.gethostname() and (
             self.pid == os.getpid() or self.alive() is False
         )
@@ -389,23 +381,21 @@ class LockHolder:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Return the holder noted in the lock file, if there is one.
+    """Return the holder that the lock file names, if any; None if it is not of the right types.
 
-    Strict about types: it decides what is killed.
+    It decides which processes are killed.
     """
     holder = from_json(LockHolder, read_bounded(path))
-    return holder if holder is not None and holder.pid > 0 else None
+    return holder if holder and holder.pid > 0 else None
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path, run_id: str) -> Iterator[LockHolder | None]:
-    """Hold the workdir while the context lasts; gives who held it before.
+    """Hold the workdir's lock while the context lasts; gives who held it before.
 
-    Raises Halt (75) if another run holds it.
-
-    The kernel frees the lock when its holder dies. The file is not removed: two runs would then
-    lock two inodes. Give an empty `run_id` to hold it without a run: the last run stays noted, for
-    `end_orphans`.
+    Raises Halt (75) if another run holds it. The kernel frees the lock when its holder dies. The
+    file is never removed: two runs would then lock two inodes. With an empty `run_id` the file
+    keeps naming the last run, for `end_orphans`.
     """
     # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     # workdir locked after our death (flock(2)). Open for writing, which the byte-range locks that
@@ -457,8 +447,10 @@ def _try_lock(fd: int, operation: int) -> bool:
 
 
 def _held_by_another(path: Path) -> Halt:
-    holder, name, workdir = read_holder(path), "another run", path.parent.parent
-    # One that is over was noted before: whoever has taken the lock since has not said so yet.
+    holder = read_holder(path)
+    name = "another run"
+    workdir = path.parent.parent
+    # A holder that has ended is the one before: whoever took the lock has not yet written its name.
     if holder and holder.alive() is not False:
         name += f" (pid {holder.pid} on {holder.host}, started {human_moment(holder.since)})"
     return Halt(
@@ -470,7 +462,7 @@ def _held_by_another(path: Path) -> Halt:
 
 
 def workdir_gone(layout: Layout) -> Halt | None:
-    """Return the end of a run whose workdir is not there any more, or None.
+    """Return the Halt (74) of a run whose workdir is gone, or None.
 
     Call it while the lock is held.
     """
@@ -480,7 +472,6 @@ def workdir_gone(layout: Layout) -> Halt | None:
         ExitCode.DISK,
         f"{layout.workdir} was moved or removed while the run worked in it",
         "Move it back, or write its new place as workdir; then run the same command again. If it "
-        "was removed, "
-        "the same command starts over.",
+        "was removed, the same command starts over.",
         why=f"{layout.lock} is no longer there",
     )

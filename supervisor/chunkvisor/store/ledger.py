@@ -1,14 +1,11 @@
-"""What is done and known of one output, as its folder says: a new process reads the same."""
+"""What is done of one output, kept so that a new process reads the same from its folder."""
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.store.artifact import (
-    BadVectorsError,
-    chunk_key,
-    inspect,
-)
+from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect
 from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import OutputLayout
@@ -17,13 +14,13 @@ from chunkvisor_worker.contract.messages import Facts
 _SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
 """Libraries whose versions may change the numbers in a vector."""
 
-# --- chunks that are taken apart
-
 
 class Parts:
-    """Vectors and bad texts of a chunk that is being taken apart.
+    """What is known of the texts of one chunk that is not done by one attempt.
 
-    Methods that change it raise OSError.
+    A chunk is taken apart when an attempt at the whole fails: the vectors of some texts are good,
+    others are tried in smaller groups, and a text that fails in a batch by itself is bad. Methods
+    that change it raise OSError.
     """
 
     def __init__(self, files: ChunkFiles, chunk: int) -> None:
@@ -33,7 +30,7 @@ class Parts:
 
     @property
     def bad(self) -> tuple[BadText, ...]:
-        """Its texts that fail alone."""
+        """Its texts that get no vector."""
         return self._index.bad
 
     @property
@@ -42,8 +39,8 @@ class Parts:
         return bool(self._index.parts or self.bad)
 
     def good_texts(self) -> list[int]:
-        """Return the texts that have a vector, in order; parts are stored in any."""
-        return sorted(text for part in self._index.parts for text in part.texts)
+        """Return the texts that have a vector, in order."""
+        return sorted(itertools.chain(*(part.texts for part in self._index.parts)))
 
     def pending_texts(self) -> list[int]:
         """Return the texts that have neither a vector nor a verdict, in order."""
@@ -52,29 +49,29 @@ class Parts:
         return [text for text in range(*bounds) if text not in known]
 
     def add_vectors(self, first: int, vectors: Path, texts: Collection[int]) -> None:
-        """Take over the vectors of these texts from a verified file.
+        """Copy the vectors of these texts from a verified file, whose first row is text `first`.
 
-        Its first row is that of text `first`.
+        Texts that have a vector or a verdict already are left out.
         """
         added = sorted(set(texts).intersection(self.pending_texts()))
         digest = self._files.add_vectors(self._chunk, first, vectors, added)
         self._save(replace(self._index, parts=(*self._index.parts, Part(tuple(added), digest))))
 
     def add_bad(self, *texts: BadText) -> None:
-        """Note texts that fail alone, all or none."""
+        """Keep that these texts get no vector, all by one write."""
         self._save(replace(self._index, bad=(*self.bad, *texts)))
 
     def forgive(self) -> None:
-        """Forget the bad texts: they are missing again."""
+        """Forget the bad texts: they are pending again."""
         if self.bad:
             self._save(replace(self._index, bad=()))
 
     def forget_vectors(self) -> None:
-        """Forget the vectors: their texts are missing again."""
+        """Forget the vectors: their texts are pending again."""
         self._save(replace(self._index, parts=()))
 
     def forget_damaged(self, dimension: int) -> bool:
-        """Forget vectors that are not what was taken over; say whether there were any."""
+        """Forget vectors whose digest does not match; say whether there were any."""
         damaged = self._files.damaged(self._chunk, self._index.parts, dimension)
         if damaged:
             whole = tuple(part for part in self._index.parts if part not in damaged)
@@ -84,9 +81,6 @@ class Parts:
     def _save(self, index: Index) -> None:
         self._files.write_index(self._chunk, index)
         self._index = index
-
-
-# --- what is committed
 
 
 class Ledger:
@@ -99,28 +93,25 @@ class Ledger:
         fingerprint: str,
         files: ChunkFiles | None = None,
     ) -> None:
-        """`files` are those of the layout; the simulator has others."""
+        """`files` stand in for those of the layout in the simulator."""
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
         self.facts: Facts | None = None
         """What the first worker found out about the model."""
         self.other_versions: list[dict[str, str]] = []
-        """Of the libraries, that computed some of the texts after those of the facts."""
+        """Versions of libraries that computed some of the texts, other than those in the facts."""
         self.bad: dict[int, BadText] = {}
-        """Texts of committed chunks that have no vector, by number."""
+        """Texts of committed chunks that have no vector, by their number."""
         self._files = files or ChunkFiles(layout, plan, fingerprint)
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
 
     def load(self) -> None:
-        """Read the folder; what does not belong is removed, and so computed again.
-
-        Raises OSError.
-        """
+        """Read the folder, and remove what cannot be used: it is computed again. Raises OSError."""
         self._files.make_folders()
         record = self._files.read_facts()
-        if record is not None:
+        if record:
             self.facts = record.facts
             self.other_versions = list(record.other_versions)
         self._committed = self._files.committed()
@@ -130,21 +121,18 @@ class Ledger:
                 self._keep_bad_texts(chunk)
             else:
                 self.parts(chunk)
-        if self.facts is None:
+        if not self.facts:
             self._bring_back_facts()
 
     def _keep_bad_texts(self, chunk: int) -> None:
-        """Keep of a committed chunk its bad texts.
-
-        Without them, rows of NaN would count as damage.
-        """
+        """Remove the parts of a committed chunk, except its bad texts: their rows are NaN."""
         bad = self.parts(chunk).bad
         self.bad.update({text.text: text for text in bad})
         self._files.remove_parts(chunk, keep_index=bool(bad))
         del self._parts[chunk]
 
     def _bring_back_facts(self) -> None:
-        """Have one chunk that has vectors computed again: its worker says again what was lost."""
+        """Have one chunk computed again, so that its worker reports the lost model facts again."""
         good = self.known_good()
         if not good:
             return
@@ -155,7 +143,7 @@ class Ledger:
             self.parts(chunk).forget_vectors()
 
     def forgive_if_none_is_good(self) -> None:
-        """Have all bad texts tried again if no text has a vector: it was not the texts.
+        """Have all bad texts tried again if no text has a vector: the texts are not the cause.
 
         Raises OSError.
         """
@@ -195,22 +183,19 @@ class Ledger:
         return self._parts[chunk].pending_texts()
 
     def parts(self, chunk: int) -> Parts:
-        """Return what is known of a chunk that is being taken apart."""
+        """Return what is known of the texts of a chunk that is not committed."""
         if chunk not in self._parts:
             self._parts[chunk] = Parts(self._files, chunk)
         return self._parts[chunk]
 
     @property
     def bad_count(self) -> int:
-        """Bad texts found so far, those of chunks not yet committed among them."""
+        """Number of bad texts, in committed chunks and in others."""
         return len(self.bad) + sum(len(parts.bad) for parts in self._parts.values())
 
     def bad_texts(self) -> list[BadText]:
-        """Return them, in order."""
-        found = (
-            *self.bad.values(),
-            *(text for parts in self._parts.values() for text in parts.bad),
-        )
+        """Return the bad texts, in committed chunks and in others, in order."""
+        found = itertools.chain(self.bad.values(), *(parts.bad for parts in self._parts.values()))
         return sorted(found, key=lambda bad: bad.text)
 
     def next_pending(self, start: int) -> int | None:
@@ -219,7 +204,7 @@ class Ledger:
         return None if found < 0 else found
 
     def known_good(self) -> list[int]:
-        """Return the texts of one chunk that have a vector, in order; none if no text has."""
+        """Return the texts of one chunk that have a vector, in order; empty if no text has one."""
         for chunk in (number for number, done in enumerate(self._committed) if done):
             good = [text for text in range(*self.plan.bounds(chunk)) if text not in self.bad]
             if good:
@@ -227,35 +212,35 @@ class Ledger:
         return next(filter(None, (parts.good_texts() for parts in self._parts.values())), [])
 
     def taken_apart(self) -> list[int]:
-        """Return the chunks that are not committed and of which parts are known."""
+        """Return the chunks that are not committed and have a text with a vector or a verdict."""
         return [chunk for chunk, parts in self._parts.items() if parts.begun]
 
     def saved(self) -> dict[int, int]:
-        """Count the texts that need no attempt any more, by chunk that is not committed."""
+        """Count the texts with a vector or a verdict in each chunk that is not committed."""
         return {
             chunk: self.plan.size(chunk) - len(self.parts(chunk).pending_texts())
             for chunk in self.taken_apart()
         }
 
     def fix_facts(self, facts: Facts) -> None:
-        """Have the first vectors fix the facts of the output. Raises OSError."""
-        if self.facts is None:
+        """Keep the model facts that came with the first vectors of the output. Raises OSError."""
+        if not self.facts:
             self._files.write_facts(facts)
             self.facts = facts
 
     def note_versions(self, facts: Facts) -> list[str]:
-        """Keep the versions that compute now; return how they differ from the first, in words.
+        """Keep the versions of these facts; return how they differ from the first ones, in words.
 
         Raises OSError.
         """
-        before = self.facts.versions if self.facts is not None else facts.versions
         now = facts.versions
+        before = self.facts.versions if self.facts else now
         changed = [
             f"{name} {before.get(name) or 'absent'} before, {now.get(name) or 'absent'} now"
             for name in _SHAPING
             if before.get(name) != now.get(name)
         ]
-        if self.facts is not None and changed and now not in self.other_versions:
+        if self.facts and changed and now not in self.other_versions:
             self._files.write_facts(self.facts, [*self.other_versions, now])
             self.other_versions.append(now)
         return changed
@@ -263,8 +248,7 @@ class Ledger:
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
 
-        The first commit fixes the facts of the output, and is preceded by them: no chunk lies there
-        without.
+        The model facts are written before the first chunk: there are never chunks without facts.
         """
         self.fix_facts(facts)
         self._files.publish(chunk, vectors, file_digest)
@@ -272,11 +256,11 @@ class Ledger:
         self._committed[chunk] = 1
 
     def commit_parts(self, chunk: int) -> bool:
-        """Commit a chunk from its parts; False if some were damaged, whose texts are missing again.
+        """Commit a chunk from its parts; False if some were damaged: their texts are pending again.
 
         Each of its texts has a vector or a verdict, and the facts are known. Raises OSError.
         """
-        assert self.facts is not None
+        assert self.facts
         dimension = self.facts.dimension
         parts = self.parts(chunk)
         if parts.forget_damaged(dimension):
@@ -286,7 +270,7 @@ class Ledger:
         return True
 
     def discard(self, chunk: int) -> None:
-        """Remove what is committed of the chunk: it is pending again, but for its bad texts.
+        """Remove the chunk's file: its texts are pending again, except the bad ones.
 
         Raises OSError.
         """
@@ -297,7 +281,7 @@ class Ledger:
         self._parts[chunk] = Parts(self._files, chunk)
 
     def is_whole(self, chunk: int, path: Path) -> bool:
-        """Say whether the file has the content that its name speaks of."""
+        """Say whether the content of the chunk's file matches the digest in its name."""
         try:
             key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), inspect(path).digest)
         except (BadVectorsError, OSError):

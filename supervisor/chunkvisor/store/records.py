@@ -1,8 +1,6 @@
-"""Records that know whether they are whole.
+"""Records on the disk: JSON with a digest of itself, stamps of files, models, batch limits.
 
-Sealed JSON, stamps of files, what is kept of models and of batch limits.
-
-A damaged file is reported as such, and the caller decides.
+A damaged record raises DamagedError, and the caller decides what follows.
 """
 
 import contextlib
@@ -17,12 +15,12 @@ from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_json
 
-_LIMIT_BYTES = 256 << 20  # no record is larger: lists that grow with the rows are files of lines
+_LIMIT_BYTES = 256 << 20  # no record is longer: lists that grow with the rows are files of lines
 _Record = TypeVar("_Record")
 
 
 class DamagedError(Exception):
-    """The file is there, but it is not what was written."""
+    """A file exists, but is not what was written."""
 
 
 def digest_of(value: Any) -> str:
@@ -32,7 +30,7 @@ def digest_of(value: Any) -> str:
 
 
 def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
-    """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`.
+    """Write `content` as JSON, with its digest under the key `seal`; see `write_atomic`.
 
     Raises OSError; ValueError if it is longer than what `read_sealed` reads.
     """
@@ -48,7 +46,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
     Raises DamagedError if it is torn or altered, or is not a file; OSError if it cannot be read.
     """
-    if path.exists() and not path.is_file():  # to open a pipe in the place of a manifest would wait
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise DamagedError(str(path))
     try:
         with open(path, "rb") as file:
@@ -64,13 +62,15 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(kind: type[_Record], path: Path) -> _Record | None:
-    """Return the record of a dataclass's shape, or None if the file does not exist.
+    """Return the record as that dataclass, or None if the file does not exist.
 
-    Raises as `read_sealed`.
+    Raises as `read_sealed`, also if the content does not fit the dataclass.
     """
     content = read_sealed(path)
-    record = None if content is None else from_json(kind, json.dumps(content))
-    if content is not None and record is None:
+    if content is None:
+        return None
+    record = from_json(kind, json.dumps(content))
+    if record is None:
         raise DamagedError(str(path))
     return record
 
@@ -81,7 +81,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
-    """Return the record, or None if it cannot be had, for whatever reason."""
+    """Return the record, or None if it is missing, damaged or cannot be read."""
     try:
         return read_record(kind, path)
     except (DamagedError, OSError):
@@ -90,7 +90,7 @@ def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
 
 @frozen
 class Stamp:
-    """A file's digest, and the state of the file when it was computed."""
+    """A file's digest, with its size, times and inode when the digest was computed."""
 
     digest: str
     """sha256, hex."""
@@ -100,7 +100,7 @@ class Stamp:
     inode: int
 
     def untouched(self, path: Path) -> bool:
-        """Say whether the file is still in the state in which it was stamped."""
+        """Say whether size, times and inode of the file are those of the stamp."""
         try:
             return (self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode) == state_of(path)
         except OSError:
@@ -109,7 +109,7 @@ class Stamp:
     def holds(self, path: Path) -> bool:
         """Say whether the file has the stamped content; reads it only if it was touched.
 
-        Raises OSError if the machine refuses that: it says nothing of the file.
+        Raises OSError if the machine refuses to read it, which says nothing of the content.
         """
         if self.untouched(path):
             return True
@@ -128,7 +128,7 @@ def stamp_file(path: Path) -> Stamp:
 
 
 def stamp_as(path: Path, digest: str) -> Stamp:
-    """Stamp a file whose digest has just been computed. Raises OSError."""
+    """Stamp a file whose digest (sha256, hex) has just been computed. Raises OSError."""
     return Stamp(digest, *state_of(path))
 
 
@@ -136,6 +136,11 @@ def digest_file(path: Path) -> str:
     """Return the sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_digest(path: Path, digest: str) -> bool:
+    """Say whether there is such a file, with this sha256, hex. Raises OSError."""
+    return path.is_file() and digest_file(path) == digest
 
 
 def state_of(path: Path) -> tuple[int, int, int, int]:
@@ -160,15 +165,15 @@ class Pin:
 
 @frozen
 class ModelRecord:
-    """What a workdir keeps of models."""
+    """What a workdir remembers of its models."""
 
     pins: tuple[Pin, ...] = ()
     stamps: dict[str, Stamp] = field(default_factory=dict)
-    """Of the local folders that were used last, by full path."""
+    """Of the files of local models that were used last, by full path."""
 
 
 def read_models(path: Path) -> ModelRecord:
-    """Read what is there; nothing, if it is damaged: the model is looked for again.
+    """Read the record; an empty one if it is missing or damaged: the models are looked up again.
 
     Raises OSError.
     """
@@ -183,18 +188,19 @@ class LessonFile:
 
     def __init__(self, path: Path, key: str) -> None:
         """`key` names the model."""
-        self._path, self._key = path, key
+        self._path = path
+        self._key = key
 
     def get(self, kind: str) -> tuple[int, int | None] | None:
-        """Say how many rows and padded tokens (None = not known) a batch may have.
+        """Return (rows, padded tokens or None) that a batch may have on that kind of device.
 
-        By kind of device.
+        None if nothing was learned.
         """
         found = self._lessons().get(f"{kind}|{self._key}")
         return (found[0], found[1]) if found else None
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
-        """Keep it; on a full disk the run remembers it all the same."""
+        """Keep the limits for the next run; on a full disk only this run knows them."""
         with contextlib.suppress(OSError):
             write_sealed(self._path, {**self._lessons(), f"{kind}|{self._key}": [rows, tokens]})
 

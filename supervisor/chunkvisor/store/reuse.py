@@ -1,8 +1,6 @@
-"""The reuse plan: which texts of an output have a vector elsewhere, and where.
+"""The reuse plan: which texts of an output have a vector elsewhere, fixed before the first chunk.
 
-Fixed before the first chunk.
-
-Chunks are cut out of the others; without a plan, that is all of them.
+The texts without one are encoded: chunks are made of them.
 """
 
 import os
@@ -31,62 +29,61 @@ from chunkvisor_worker.contract.frozen import frozen
 
 @frozen
 class Place:
-    """From where vectors were copied."""
+    """A place from which vectors were copied."""
 
     words: str
     """For people: the manifest has them."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the libraries that computed it, if they are known."""
+    """Versions of the libraries that computed them, if they are known."""
     texts: int = 0
-    """Copied from there."""
+    """Number of vectors copied from there."""
 
 
 @frozen
 class ReuseFiles:
-    """Paths in the folder of a plan, which is in that of the chunks and goes with them."""
+    """Paths in the folder of a plan, which lies in the folder of the chunks and goes with it."""
 
     folder: Path
 
-    # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded
-    # as number n
+    # int64 for each text: its row in `copied`, or ~n (negative) if it is encoded as number n
     where = FileIn("where.bin")
-    # int64, little-endian: numbers of the texts that are encoded, in order
+    # int64: numbers of the texts that are encoded, in order
     encoded = FileIn("encoded.bin")
     copied = FileIn("copied.npy")  # the vectors that were copied
-    # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
+    # int32 for each of them: tokens before the cut, 0 = not cut, -1 = not counted
     tokens = FileIn("tokens.bin")
     record = FileIn("plan.json")
 
 
 @frozen
 class Reuse:
-    """A plan on disk, open for reading; its methods raise DamagedError and OSError."""
+    """A plan on the disk; methods that read its files raise DamagedError, OSError."""
 
     texts: int
     """Distinct texts of the output."""
     encoded: int
-    """Those of them that are encoded."""
+    """How many of them are encoded."""
     places: tuple[Place, ...]
     stamps: dict[str, Stamp]
     folder: str = ""
-    """Where its files are now."""
+    """Of its files; set when it is read."""
 
     @property
     def files(self) -> ReuseFiles:
-        """Its paths."""
+        """Paths of its files."""
         return ReuseFiles(Path(self.folder))
 
     @property
     def texts_copied(self) -> int:
-        """Texts that are taken over."""
+        """How many texts have a copied vector."""
         return self.texts - self.encoded
 
     def where_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where these texts are, by number; see `ReuseFiles.where`."""
+        """Return where the vectors of these texts are, by number; see `ReuseFiles.where`."""
         return self._pick(self.files.where, texts)
 
     def encoded_texts(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of those that are encoded, from the one to the other."""
+        """Return the table's numbers of the texts that are encoded as start..stop."""
         return self._pick(self.files.encoded, np.arange(start, stop))
 
     def _pick(self, path: Path, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -97,12 +94,12 @@ class Reuse:
 
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
-    """Return the plan, or None if there is none, or it takes nothing over.
+    """Return the plan, or None if there is none, or it copies nothing.
 
     Raises DamagedError, OSError.
     """
     reuse = read_record(Reuse, ReuseFiles(layout.reuse).record)
-    if reuse is None or not reuse.places:
+    if not reuse or not reuse.places:
         return None
     if not all(stamp.holds(layout.reuse / name) for name, stamp in reuse.stamps.items()):
         raise DamagedError(f"{layout.reuse}: its files failed their integrity check")
@@ -110,7 +107,7 @@ def read_reuse(layout: OutputLayout) -> Reuse | None:
 
 
 def is_planned(layout: OutputLayout) -> bool:
-    """Say whether there is a plan, of whatever contents."""
+    """Say whether there is a plan, be it one that copies nothing."""
     return ReuseFiles(layout.reuse).record.exists()
 
 
@@ -120,7 +117,7 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     Raises OSError.
     """
     files = ReuseFiles(folder)
-    stamps = dict[str, Stamp]()
+    stamps = {}
     for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -129,8 +126,8 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
 
 
 def plan_and_fingerprint(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
-    """Return the chunks of an output, and the fingerprint in their names."""
-    if reuse is None:
+    """Return the chunks of an output, and the fingerprint that goes into their names."""
+    if not reuse:
         return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
     choice = reuse.stamps[reuse.files.encoded.name].digest
     return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, choice])

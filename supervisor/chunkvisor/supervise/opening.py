@@ -14,6 +14,7 @@ from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.outputs.finish import finish_output
 from chunkvisor.outputs.forms import asked_form
+from chunkvisor.outputs.join import JoinInputs
 from chunkvisor.outputs.open import open_outputs
 from chunkvisor.outputs.plan import count_shared, plan
 from chunkvisor.outputs.stage import Wanted
@@ -216,11 +217,9 @@ class Opening:
             resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
             partial(
                 finish_output,
+                JoinInputs(ledger, table, reuse),
                 form,
                 fixed,
-                ledger,
-                table,
-                reuse,
                 job,
                 source,
                 config.chunk.keep,
