@@ -132,7 +132,7 @@ def _encode(
     progress.begun = file.begin
     for indices, block in encoder.encode(LIMITS, progress):
         file.add(indices, block)
-    file.finish_sync()
+    file.finish()
     return time.process_time() - began_s
 
 

@@ -74,7 +74,7 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     `complete_publication` does the rest. The final file of before stands until one rename
     replaces it; one of another form, in another place, goes once the new one is there.
     """
-    ours = ()
+    ours: tuple[str, ...] = ()
     before = standing_of(layout)
     if before and before.holds(layout):
         ours = (file_of(layout, before.manifest).name,)

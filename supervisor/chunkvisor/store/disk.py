@@ -1,4 +1,4 @@
-"""How much disk an output still needs, how much is free, and what the machine refuses, in words."""
+"""What an output needs of the disk, what is free, and errors of the system as words."""
 
 import errno
 import os
@@ -14,6 +14,7 @@ from chunkvisor_worker.contract.exits import DISK_ERRNOS, FULL_ERRNOS, Outcome
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Errors of too many open files or processes, or too little memory."""
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
+"""Errors of missing rights."""
 _IN_THE_WAY = {
     errno.EISDIR,
     errno.ENOTDIR,
@@ -22,27 +23,24 @@ _IN_THE_WAY = {
     errno.ENOTEMPTY,
     errno.ENAMETOOLONG,
 }
-"""Something else stands where a file or a folder belongs, or none can have that name."""
+"""Errors of something else in the place of a file or folder, or of an impossible name."""
 
 RESERVE_BYTES = 64 << 20
-"""For attempts under way, logs and the journal."""
+"""Kept for attempts under way, logs and the journal."""
 _AGAIN = f"Then run the same command again{KEPT}."
 
 
 def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
     """Return the bytes of the chunks that are still to come and of the final file.
 
-    A final of another form, of `row_bytes` a row, is made from one of float32, which is there as
-    well.
+    A final file of another form has `row_bytes` a row, and is made from one of float32, which
+    needs its space as well.
     """
     return 4 * dimension * (texts_left + rows) + row_bytes * rows + RESERVE_BYTES
 
 
 def check_disk(output: str, need: int, free: int | None, place: str) -> None:
-    """Raise Halt (74) if the output cannot fit.
-
-    Now, not when the disk is full at four in the morning.
-    """
+    """Raise Halt (74) if the output does not fit; `free` is None if that is not known."""
     if free is not None and free < need:
         raise Halt(
             ExitCode.DISK,
@@ -55,9 +53,9 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
 
 
 def with_free_space(words: str, *folders: Path) -> str:
-    """Return the words, and what is free in the folders.
+    """Return the words, and how much is free on the disks of the folders that exist.
 
-    Each disk once, by the first of the folders on it.
+    Each disk is named once, by the first of the folders on it.
     """
     by_disk = {
         folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)
@@ -75,10 +73,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the space that the user may still fill on the folder's file system.
-
-    None if that is not known.
-    """
+    """Return what the user may still write on the folder's file system; None if not known."""
     try:
         room = os.statvfs(folder)
     except OSError:
@@ -87,7 +82,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def start_failure(error: OSError) -> tuple[Outcome, str]:
-    """Return (outcome, what to do) of an attempt whose worker could not be started."""
+    """Return (outcome, remedy) of an attempt whose worker could not be started."""
     if error.errno in DISK_ERRNOS:
         return Outcome.DISK_FULL, ""
     if error.errno in LIMIT_ERRNOS:
@@ -100,7 +95,7 @@ def start_failure(error: OSError) -> tuple[Outcome, str]:
 
 
 def halt_for(error: OSError, place: Path) -> Halt | None:
-    """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
+    """Return the Halt for an error of work in `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
         return Halt(
@@ -111,7 +106,7 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
         )
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
-    if path is None:
+    if not path:
         gone = config_error("the current folder has been removed", "Change to another folder.")
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
@@ -139,7 +134,7 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
-    """Return the Halt (78) for a file in the way that no run of `ours` has made."""
+    """Return the Halt (78) for a file in the way that no run in `ours` has made."""
     return config_error(
         f"{path} already exists, and no run of {ours} has made it",
         f"Move it away, or {otherwise}.",
@@ -148,7 +143,7 @@ def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this wor
 
 
 def memory_halt() -> Halt:
-    """Return the end of a command that was refused memory for itself."""
+    """Return the Halt (69) of a command that was refused memory for itself."""
     return Halt(
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
@@ -159,13 +154,11 @@ def memory_halt() -> Halt:
 
 
 def disk_halt(error: OSError, place: Path) -> Halt:
-    """Return the end of a run that could not use a file in `place`, or as the error says."""
+    """Return the Halt (74) for a disk error: of `place`, or of the folder that the error names."""
     path = _path_of(error)
-    folder = (
-        path.parent
-        if path is not None and path.is_absolute() and place not in path.parents
-        else place
-    )
+    folder = place
+    if path and path.is_absolute() and place not in path.parents:
+        folder = path.parent
     what = f"the disk of {folder} is full or failing"
     remedy = "Free some space there, or choose another folder"
     if error.errno == errno.EROFS:
@@ -176,22 +169,22 @@ def disk_halt(error: OSError, place: Path) -> Halt:
             "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder "
             "on another disk"
         )
-    see = str(Outcome.DISK_FULL)
     return Halt(
-        ExitCode.DISK, what, f"{remedy}. {_AGAIN}", why=with_free_space(str(error), folder), see=see
+        ExitCode.DISK,
+        what,
+        f"{remedy}. {_AGAIN}",
+        why=with_free_space(str(error), folder),
+        see=Outcome.DISK_FULL,
     )
 
 
 def _path_of(error: OSError) -> Path | None:
-    return (
-        Path(os.fsdecode(error.filename))
-        if isinstance(error.filename, str | bytes | os.PathLike)
-        else None
-    )
+    name = error.filename  # a number if the file was given by its descriptor
+    return Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None
 
 
 def user_name(uid: int) -> str:
-    """Return the name of that user, or the number of one without a name."""
+    """Return the name of the user with that number, or "user 1234" if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -199,14 +192,12 @@ def user_name(uid: int) -> str:
 
 
 def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) -> None:
-    """Raise Halt (78) unless nothing, an empty file, or a file of ours is there.
+    """Raise Halt (78) unless the path is free, or has an empty file or a file of ours.
 
-    `is_ours` is asked about its first 4 KiB.
-
-    `named_by` is the key or the option that named it.
+    `is_ours` decides by the first 4 KiB. `named_by` is the key or the option that named the path.
     """
     try:
-        # Nothing is written through links: they may be another user's.
+        # Nothing is written through links: another user may have made them.
         if path.name and not os.path.lexists(path):
             return
         if path.name and stat.S_ISREG(path.lstat().st_mode):
