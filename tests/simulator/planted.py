@@ -65,8 +65,8 @@ BUGS = {
     "E0: parts are given in the order in which they were stored": Bug(
         Parts,
         "good_texts",
-        "sorted(text for part in self._index.parts for text in part.texts)",
-        "[text for part in self._index.parts for text in part.texts]",
+        "sorted(itertools.chain(*(part.texts for part in self._index.parts)))",
+        "list(itertools.chain(*(part.texts for part in self._index.parts)))",
         seed=440,
     ),
     "the end of a lost machine stays a stop": Bug(
