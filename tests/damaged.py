@@ -1,38 +1,15 @@
 """Workdirs in every state, ways to damage their files, and what has to hold afterwards."""
 
-import atexit
-import functools
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from harness import Ended, expected
-from scripted_workplace import ScriptedWorkplace
+from harness import Ended
+from scripted_workplace import ScriptedWorkplace, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
 LAST = "t6"
-
-
-def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], ScriptedWorkplace]:
-    """The state by a copy of what was made first: to make one takes five processes."""
-
-    @functools.cache
-    def original() -> ScriptedWorkplace:
-        folder = Path(tempfile.mkdtemp(prefix="chunkvisor-state-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return make(folder / "place")
-
-    @functools.wraps(make)
-    def copied(folder: Path) -> ScriptedWorkplace:
-        return original().copy(folder)
-
-    return copied
 
 
 @made_once
@@ -45,7 +22,7 @@ def unfinished(folder: Path) -> ScriptedWorkplace:
     )
     place.lay("t0", "oom")
     place.lay(LAST, "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     return place
 
 
@@ -54,7 +31,7 @@ def unjudged(folder: Path) -> ScriptedWorkplace:
     """The last chunk's result was not looked at before the supervisor died."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
     place.lay(LAST, "kill_supervisor")
-    assert place.run().returncode == -9
+    assert place.apart().returncode == -9
     (attempt,) = (place.hidden / "outputs/out/0001" / "attempts" / "000003").iterdir()
     by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
     assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0
@@ -65,7 +42,7 @@ def unjudged(folder: Path) -> ScriptedWorkplace:
 def complete(folder: Path) -> ScriptedWorkplace:
     """Nothing is left to be done."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
@@ -73,7 +50,7 @@ def complete(folder: Path) -> ScriptedWorkplace:
 def kept(folder: Path) -> ScriptedWorkplace:
     """Nothing is left to be done, and the chunk files are still there."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, chunk__keep=True)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
@@ -111,14 +88,15 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in found if path.stat().st_size)
 
 
-def assert_harmless(place: ScriptedWorkplace, ended: Ended, what: object) -> None:
-    """A clear refusal, or the right vectors."""
+def harmless(place: ScriptedWorkplace, what: object) -> Ended:
+    """Run it: there is a clear refusal, or the right vectors."""
+    ended = place.run()
     words = f"{what}: {ended}"
     assert ended.returncode in (0, 74, 78), words
     assert "Traceback" not in ended.stderr, words
     if ended.returncode == 0:
-        np.testing.assert_array_equal(place.vectors(), expected(TEXTS), err_msg=words)
-        assert place.manifest()["rows"] == len(TEXTS)
+        place.has(TEXTS)
     else:
         assert "chunkvisor: " in ended.stderr, words
         assert "do:  " in ended.stderr, words
+    return ended

@@ -37,7 +37,8 @@ STAND_IN = ROOT / "tests" / "standin"
 """On a worker's PYTHONPATH, it has no need of torch."""
 CLUSTER = "CHUNKVISOR_TEST_CLUSTER"
 """Address of a Ray cluster: every run of a Workplace uses it; set for the whole session by
-conftest."""
+conftest.
+"""
 
 SOAK_SEED = os.environ.get("CHUNKVISOR_SOAK_SEED", "")
 """What `make soak` chooses by; empty in `make test`, where the same is tried each time."""
@@ -51,8 +52,7 @@ _ABOUT_A_WORKDIR = ("status", "verify", "clean", "retry", "report")
 
 local_engine_only = pytest.mark.skipif(
     ON_RAY,
-    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to "
-    "itself",
+    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
 )
 """For tests that `make test-ray` leaves out."""
 
@@ -96,6 +96,12 @@ class Workplace:
         }
         if address := os.environ.get(CLUSTER):
             config["engine"] = {"kind": "ray", "address": address}
+        self.config_path.write_text(yaml.safe_dump(config))
+        self.set(**changes)
+
+    def set(self, **changes: Any) -> None:
+        """Change keys of the config, dotted ones as `write_config` has them."""
+        config = yaml.safe_load(self.config_path.read_text())
         for key, value in changes.items():
             node = config
             *parents, last = key.replace("__", ".").split(".")
@@ -125,18 +131,37 @@ class Workplace:
             env={**os.environ, **(env or {})},
         )
 
-    def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    def call(
+        self,
+        *arguments: str | Path,
+        code: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Call a command; if a code is given, the command has to end with it, and without a
+        traceback.
+        """
+        ended = self.ended(list(map(str, arguments)), env or {})
+        if code is not None:
+            assert ended.returncode == code, f"{ended.stdout}{ended.stderr}"
+            assert "Traceback" not in ended.stderr, ended.stderr
+        return ended
+
+    def ended(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
         """Run a command to its end, in this process where that can be: a new one costs half a
         second of computing.
         """
         if self._goes_to_ray(*arguments):
             return finish(self.start(*arguments, env=env))
-        with mock.patch.dict(os.environ, env or {}):
-            return self.here(*arguments)
+        with mock.patch.dict(os.environ, env):
+            return self._here(arguments)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """`chunkvisor run` of the config."""
-        return self.call("run", str(self.config_path), *arguments, env=env)
+        return self.call("run", self.config_path, *arguments, env=env)
+
+    def apart(self, *arguments: str) -> Ended:
+        """`chunkvisor run` of the config in a process of its own: some faults kill it."""
+        return finish(self.begin(*arguments))
 
     def begin(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `chunkvisor run` of the config in a process of its own."""
@@ -151,16 +176,17 @@ class Workplace:
     ) -> Ended:
         """Call a command about the config or the workdir; it has to end with that code."""
         about = self.workdir if command in _ABOUT_A_WORKDIR else self.config_path
-        ended = self.call(command, str(about), *arguments, env=env)
-        assert ended.returncode == code, f"{ended.stdout}{ended.stderr}"
-        assert "Traceback" not in ended.stderr, ended.stderr
-        return ended
+        return self.call(command, about, *arguments, code=code, env=env)
 
-    def gives(self, texts: Sequence[str | None], *arguments: str, bad: Sequence[int] = ()) -> Ended:
-        """Run the config; the run has to finish with the vectors of these texts, but for rows that
-        are bad.
-        """
-        ended = self.ends(3 if bad else 0, *arguments)
+    def gives(
+        self,
+        texts: Sequence[str | None],
+        *arguments: str,
+        bad: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run the config; the run has to finish with the vectors of these texts, but for bad rows."""
+        ended = self.ends(3 if bad else 0, *arguments, env=env)
         self.has(texts, bad)
         return ended
 
@@ -172,12 +198,10 @@ class Workplace:
         process.terminate()
         return finish(process)
 
-    def here(self, *arguments: str) -> Ended:
-        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it
-        would be there.
+    def _here(self, arguments: Sequence[str]) -> Ended:
+        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
 
-        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of
-        computing.
+        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of computing.
 
         Pauses that a person does not notice are cut short.
         """
@@ -218,11 +242,17 @@ class Workplace:
         """The manifest of the final file."""
         return json.loads((self.workdir / f"{name}.json").read_text())
 
-    def has(self, texts: Sequence[str | None], bad: Sequence[int] = (), name: str = "out") -> None:
+    def has(
+        self,
+        texts: Sequence[str | None],
+        bad: Sequence[int] = (),
+        name: str = "out",
+        dtype: str = "float32",
+    ) -> None:
         """Check that each row has its text's vector, but for bad ones: these are NaN, and listed in
         the manifest.
         """
-        right = expected(texts)
+        right = expected(texts).astype(dtype)
         right[list(bad)] = np.nan
         np.testing.assert_array_equal(self.vectors(name), right, strict=True)
         assert [each["row"] for each in self.manifest(name)["quarantined"]] == list(bad)

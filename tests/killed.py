@@ -1,11 +1,13 @@
 """Runs that are killed at one call after the other, and what has to hold afterwards."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from harness import expected
+from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t1", "t2"]
@@ -24,6 +26,30 @@ def eventful(folder: Path) -> ScriptedWorkplace:
     place.lay("t0", "oom!")
     place.lay("t3", "crash")
     return place
+
+
+RENAMES = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink", "shutil:rmtree")
+"""Calls that change a name."""
+
+
+def killed_anywhere(
+    place: ScriptedWorkplace,
+    scratch: Path,
+    when: str,
+    share: str,
+    *targets: str,
+    code: int = 0,
+    soak: str = "1:",
+    **options: Any,
+) -> Iterator[ScriptedWorkplace]:
+    """Kill runs at a share of the calls, which the soak has larger, and yield what the next run makes of the rest."""
+    share = soak if SOAK_SEED else share
+    told = sweep("each", when, place.folder, scratch, *targets or RENAMES, share=share, **options)
+    assert len(told) > 2
+    for line in told:
+        assert line["returncode"] == code, line
+        assert "Traceback" not in line["stderr"], line
+        yield ScriptedWorkplace(Path(line["folder"]))
 
 
 def assert_whole(folder: Path) -> None:

@@ -2,16 +2,16 @@
 test's process.
 """
 
+import atexit
+import functools
 import hashlib
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from harness import ENCODERS, Ended, Workplace, finish
+from harness import ENCODERS, Workplace, events_in
 
 
 class ScriptedWorkplace(Workplace):
@@ -40,22 +40,22 @@ class ScriptedWorkplace(Workplace):
         """As of every workplace; a copy, which has its original's, gets one of its own."""
         super().write_source(texts, name)
         if name == "rows" and self.config_path.exists():
-            config = yaml.safe_load(self.config_path.read_text())
-            config["outputs"]["out"]["source"] = str(self.source)
-            self.config_path.write_text(yaml.safe_dump(config))
+            self.set(outputs__out__source=str(self.source))
 
     def copy(self, folder: Path) -> "ScriptedWorkplace":
         """A copy of everything, as it is now."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return ScriptedWorkplace(folder)
 
-    def lay(self, text: str, fault: str) -> None:
-        """Have the fault happen when the text comes; see tests/encoders/scripted.py."""
-        (self._faults / _script(text)).write_text(fault)
+    def lay(self, texts: str | Iterable[str], fault: str) -> None:
+        """Have the fault happen when the text, or one of them, comes; see tests/encoders/scripted.py."""
+        for text in [texts] if isinstance(texts, str) else texts:
+            (self._faults / _script(text)).write_text(fault)
 
-    def lift(self, text: str) -> None:
-        """Take the fault back."""
-        (self._faults / _script(text)).unlink()
+    def lift(self, *texts: str) -> None:
+        """Take the faults back."""
+        for text in texts:
+            (self._faults / _script(text)).unlink()
 
     def has_struck(self, text: str) -> bool:
         """Whether the fault has begun and will not come again: a copy from now on is without it."""
@@ -63,20 +63,28 @@ class ScriptedWorkplace(Workplace):
 
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""
-        return (
-            [json.loads(line) for line in self._calls.read_text().splitlines()]
-            if self._calls.exists()
-            else []
-        )
+        return events_in(self._calls)  # type: ignore[return-value]  # lists, where those are objects
 
-    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """`chunkvisor run` of the config in a process of its own: some faults kill it."""
-        return finish(self.start("run", str(self.config_path), *arguments, env=env))
-
-    def run_here(self, *arguments: str) -> Ended:
-        """`chunkvisor run` of the config, in this process but where it goes to Ray."""
-        return self.call("run", str(self.config_path), *arguments)
+    def encoded(self) -> list[str]:
+        """The texts that were encoded so far, in their order."""
+        return [text for call in self.calls() for text in call]
 
 
 def _script(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], ScriptedWorkplace]:
+    """The state by a copy of what was made first: to make one takes five processes."""
+
+    @functools.cache
+    def original() -> ScriptedWorkplace:
+        folder = Path(tempfile.mkdtemp(prefix="chunkvisor-state-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return make(folder / "place")
+
+    @functools.wraps(make)
+    def copied(folder: Path) -> ScriptedWorkplace:
+        return original().copy(folder)
+
+    return copied

@@ -1,5 +1,4 @@
-"""What only a real GPU can show: vectors, faults that end their own process and cost no row, drill
-and doctor.
+"""What only a real GPU can show: vectors, faults that end their own process and cost no row, drill and doctor.
 
 Nothing here imports torch: it is what runs on the GPU, in processes of its own.
 """
@@ -8,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.devices.gpu import find_devices
-from harness import Ended, Workplace, expected, finish
+from harness import Ended, Workplace, finish
 
 pytestmark = pytest.mark.timeout(1200)  # models are started again and again
 
@@ -65,12 +65,14 @@ class GpuPlace(Workplace):
         """Where tests/gpu/encoders/on_gpu.py writes what it saw."""
         self.notes.mkdir()
 
-    def call(self, *arguments: str, **_: Any) -> Ended:
-        """As Workplace.call; a model on a GPU may take a while to start."""
-        return finish(self.start(*arguments), LIMIT_S)
+    def ended(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
+        """As of a Workplace; a model on a GPU may take a while to start."""
+        return finish(self.start(*arguments, env=env), LIMIT_S)
 
     def configure(self, model: Path | None = None, **changes: Any) -> None:
-        """A config over TEXTS: the model at the path, or the plug-in `on_gpu` with `model__kwargs`."""
+        """A config over TEXTS: the model at the path, or the plug-in `on_gpu` with
+        `model__kwargs`.
+        """
         self.write_source(TEXTS)
         encoder = "sentence-transformers" if model else "on_gpu:make"
         name = {"model__name": str(model)} if model else {}
@@ -83,8 +85,7 @@ class GpuPlace(Workplace):
 
     def complete(self) -> list[tuple[int, str]]:
         """Run, and expect it to complete; (chunk, outcome) of every failed attempt."""
-        ended = self.run()
-        assert ended.returncode == 0, ended.stderr
+        self.ends(0)
         return [
             (each["chunk"], each["outcome"])
             for each in self.events()
@@ -103,7 +104,7 @@ class GpuPlace(Workplace):
         """Every row is there, in its place: the vectors went through the memory of the GPU and
         back.
         """
-        np.testing.assert_array_equal(self.vectors(), expected(TEXTS))
+        self.has(TEXTS)
 
     def lowered(self) -> list[int]:
         """Rows to which batches were cut, one after the other."""
@@ -118,7 +119,9 @@ def place(tmp_path: Path, new_interpreters: None) -> GpuPlace:
 
 @pytest.fixture(scope="session")
 def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Vectors of TEXTS from a plain `SentenceTransformer.encode` on this GPU in float32, as a .npy."""
+    """Vectors of TEXTS from a plain `SentenceTransformer.encode` on this GPU in float32, as a
+    .npy.
+    """
     folder = tmp_path_factory.mktemp("plain")
     (folder / "texts.json").write_text(json.dumps(TEXTS))
     arguments = [str(minilm_path), str(folder / "texts.json"), str(folder / "plain.npy")]
@@ -172,8 +175,9 @@ def test_cublas_without_memory_counts_as_out_of_memory(place: GpuPlace) -> None:
     """A GPU that is full when cuBLAS wants its workspace: CUBLAS_STATUS_ALLOC_FAILED, and a smaller
     batch.
     """
-    # no workspace, which torch's allocator would be asked for
-    env = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}
+    env = {
+        "CUBLAS_WORKSPACE_CONFIG": ":0:0"
+    }  # no workspace, which torch's allocator would be asked for
     place.configure(model__kwargs={"trouble": {"1": "no_room_for_cublas"}}, env=env)
     assert place.complete() == [(1, "gpu_oom")]
     place.check_rows()
@@ -195,7 +199,7 @@ def test_what_counts_is_that_cuda_works(place: GpuPlace) -> None:
     broken.chmod(0o755)
     place.configure()
     path = f"{broken.parent}{os.pathsep}{os.environ['PATH']}"
-    ended = finish(place.start("run", str(place.config_path), env={"PATH": path}), LIMIT_S)
+    ended = finish(place.begin(env={"PATH": path}), LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     assert "nvidia-smi does not list the GPUs" in ended.stderr
     place.check_rows()
@@ -250,9 +254,7 @@ def test_the_drill_recovers(place: GpuPlace, minilm_path: Path) -> None:
         minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
     )
     names = ["oom", "segfault", "device-assert"]
-    ended = place.call(
-        "drill", str(place.config_path), "--json", *(f"--fault={name}" for name in names)
-    )
+    ended = place.call("drill", place.config_path, "--json", *(f"--fault={name}" for name in names))
     findings = json.loads(ended.stdout) if ended.stdout else []
     assert len(findings) == len(names), ended.stderr
     assert [
@@ -265,8 +267,7 @@ def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> Non
     the card allows.
     """
     place.configure(minilm_path)
-    ended = place.call("tune", str(place.config_path), "--json")
-    assert ended.returncode == 0, ended.stderr
+    ended = place.does("tune", "--json")
     tried = [each["settings"] for each in json.loads(ended.stdout)["candidates"]]
     assert {"sdpa", "eager"} <= {each["attn_implementation"] for each in tried}
     assert {1, 2} == {each["workers.per_device"] for each in tried}
@@ -277,7 +278,7 @@ def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> Non
 def test_the_doctor_finds_nothing_in_the_way(place: GpuPlace, minilm_path: Path) -> None:
     """The doctor, with the config, finds no fault on a machine on which all of this runs."""
     place.configure(minilm_path)
-    ended = place.call("doctor", str(place.config_path), "--json")
+    ended = place.call("doctor", place.config_path, "--json")
     findings = json.loads(ended.stdout)["findings"]
     assert [
         f"{each['check']}: {each['meaning']}" for each in findings if each["state"] == "fault"

@@ -43,7 +43,7 @@ def _apart(folder: Path) -> ScriptedWorkplace:
 
 def _complete(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
@@ -54,7 +54,7 @@ def _begun(folder: Path) -> ScriptedWorkplace:
     )
     place.lay("t0", "oom")
     place.lay("t6", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     place.lift("t6")
     return place
 
@@ -62,7 +62,7 @@ def _begun(folder: Path) -> ScriptedWorkplace:
 def _quarantined(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, recovery__attempts=1)
     place.lay("t1", "value_error!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     place.lift("t1")
     return place
 
@@ -87,7 +87,7 @@ def _plain(folder: Path) -> ScriptedWorkplace:
 
 def warm_up(folder: Path) -> None:
     """Have this process import, compile and look up once what every run does."""
-    assert _plain(folder).run_here().returncode == 0
+    _plain(folder).ends(0)
 
 
 SCENARIOS = {

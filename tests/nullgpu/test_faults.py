@@ -48,8 +48,7 @@ def run_with_a_fault_a_chunk(
     workplace.write_texts(rows)
     # The next worker is prepared meanwhile, and gets the GPU once that has been looked at.
     workplace.write_torch_config(**{"workers.start": "warm", "workers.standby": 1, **changes})
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     assert workplace.vectors().shape == (rows, 64)
     assert workplace.manifest()["quarantined"] == []
     assert not workplace.named("part_failed")
@@ -169,7 +168,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(
     gpu_workplace.gpu.neighbour(0, GIB)
     gpu_workplace.write_texts(4)
     gpu_workplace.write_model_config()
-    process = gpu_workplace.start("run", str(gpu_workplace.config_path))
+    process = gpu_workplace.begin()
     wait_for(lambda: process.poll() is not None or gpu_workplace.named("waiting"), LIMIT_S)
     gpu_workplace.gpu.neighbours_leave()
     ended = finish(process, LIMIT_S)
@@ -190,8 +189,7 @@ def test_a_gpu_that_is_busy_in_every_batch_is_not_waited_for_without_limit(
     gpu_workplace.gpu.fault("46", "kernel:layer_norm")
     gpu_workplace.write_texts(4)
     gpu_workplace.write_torch_config(**{"chunk.size": 2, "recovery.wait_timeout": 5})
-    ended = gpu_workplace.run()
-    assert ended.returncode == 75, ended.stderr
+    ended = gpu_workplace.ends(75)
     failed = gpu_workplace.named("attempt_failed")
     assert {(each["outcome"], each["phase"]) for each in failed} == {("gpu_busy", "forward")}
     assert "busy or unavailable" in failed[0]["reason"]

@@ -49,7 +49,7 @@ def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
 
 def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
     """Start the run; it has committed so many chunks now."""
-    run = workplace.start("run", str(workplace.config_path))
+    run = workplace.begin()
     wait_for(lambda: len(workplace.named("chunk_committed")) >= commits, LIMIT_S)
     return run
 
@@ -122,8 +122,7 @@ def test_a_run_on_visible_gpus_and_a_slice(
     slice_id = slices[0].split("UUID: ")[1].rstrip(")")
     workplace.write_texts(4 * 9)
     workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
-    ended = workplace.run(env={"CUDA_VISIBLE_DEVICES": f"GPU-21f,0,{slice_id}"})
-    assert ended.returncode == 0, ended.stderr
+    ended = workplace.ends(0, env={"CUDA_VISIBLE_DEVICES": f"GPU-21f,0,{slice_id}"})
     assert "Null GPU (GPU-21f00000), Null GPU (GPU-01f00000) and 1 more" in ended.stderr
     assert set(used_devices(workplace)) == {0, 1, 2}
     assert workplace.named("attempt_failed") == []
@@ -221,8 +220,7 @@ def test_bfloat16_is_a_warning_where_the_card_lacks_it(gpu_workplace: GpuWorkpla
     gpu_workplace.gpu.set(capability="7.5")
     gpu_workplace.write_texts(4, words=500)
     gpu_workplace.write_model_config(model__dtype="bfloat16")
-    planned = gpu_workplace.call("plan", str(gpu_workplace.config_path), "--json")
-    assert planned.returncode == 0, planned.stderr
+    planned = gpu_workplace.does("plan", "--json")
     assert any(_LACKS in note for note in json.loads(planned.stdout)["notes"]), planned.stdout
     doctor = gpu_workplace.call("doctor", str(gpu_workplace.config_path), "--json")
     (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "dtype"]

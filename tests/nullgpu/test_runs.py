@@ -35,8 +35,7 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     """
     gpu_workplace.write_texts(20)
     gpu_workplace.write_model_config()
-    ended = gpu_workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    gpu_workplace.ends(0)
     assert gpu_workplace.vectors().shape == (20, 64)
     traces = gpu_workplace.gpu.trace().values()
     assert [any("cudaLaunchKernel" in call for call in calls) for calls in traces] == [True, True]
@@ -52,8 +51,7 @@ def test_a_batch_waits_once(gpu_workplace: GpuWorkplace) -> None:
         gpu_workplace.write_source([" ".join(["word1"] * (1 + row)) for row in range(count)])
         limits = {"chunk.size": 64, "encode.batch_size": 4, "encode.batch_tokens": None}
         gpu_workplace.write_model_config(**limits)
-        ended = gpu_workplace.run("--from-scratch", "--yes")
-        assert ended.returncode == 0, ended.stderr
+        gpu_workplace.ends(0, "--from-scratch", "--yes")
         calls = gpu_workplace.gpu.trace()[gpu_workplace.named("attempt_started")[-1]["pid"]]
         waits.append(sum("Synchronize" in call for call in calls))
     assert waits[1] - waits[0] == (64 - 24) // 4
@@ -83,8 +81,7 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     workplace.write_source(texts(64) + texts(64, words=500))
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
     workplace.write_model_config(**limits, **{"workers.start": "warm"})
-    ended = workplace.call("run", str(workplace.config_path), env={"CUDA_VISIBLE_DEVICES": "0"})
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0, env={"CUDA_VISIBLE_DEVICES": "0"})
     assert tokens_of(workplace, 0) == [None]
     assert tokens_of(workplace, 1) == [None, 32 * tokens_of_longest(workplace)]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3

@@ -32,7 +32,7 @@ def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(
     workplace = gpu_workplace
     workplace.write_texts(4 * CHUNKS)
     workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
-    run = workplace.start("run", str(workplace.config_path), env={"CHUNKVISOR_TEST_FORKS": "no"})
+    run = workplace.begin(env={"CHUNKVISOR_TEST_FORKS": "no"})
     wait_for(lambda: workplace.named("template_ready"), LIMIT_S)
     (ready,) = workplace.named("template_ready")
     template, threads, files = Path(f"/proc/{ready['pid']}"), set[str](), set[str]()
@@ -89,8 +89,7 @@ def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(
     (gpu_workplace.folder / "theirs.py").write_text(program)
     gpu_workplace.write_texts(4)
     gpu_workplace.write_torch_config(**{"model.encoder": "theirs:make", "workers.start": "warm"})
-    ended = gpu_workplace.run()
-    assert ended.returncode == 78, ended.stderr
+    ended = gpu_workplace.ends(78)
     assert "no worker can be started warm" in ended.stderr
     assert words in ended.stderr
     assert "workers.start: auto" in ended.stderr
@@ -138,8 +137,7 @@ def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace) -> None:
             },
         }
     )
-    ended = gpu_workplace.run()
-    assert ended.returncode == 0, ended.stderr
+    gpu_workplace.ends(0)
     (template,) = gpu_workplace.named("template_started")
     loaders = [int(line) for line in loads.read_text().split()]
     names = [each["event"] for each in gpu_workplace.events()]

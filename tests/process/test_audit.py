@@ -22,7 +22,7 @@ def drifted(workplace: Workplace) -> Workplace:
     workplace.write_config(
         "drifting:make", model__kwargs={"changed": str(changed)}, chunk__keep=True
     )
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     assert changed.exists()
     return workplace
 
@@ -33,9 +33,7 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
     """
     before = {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()}
 
-    ended = drifted.call("audit", str(drifted.config_path), "--rows", "20")
-
-    assert ended.returncode == 3
+    ended = drifted.does("audit", "--rows", "20", code=3)
     assert {int(row) for row in re.findall(r"^  row (\d+) ", ended.stdout, re.MULTILINE)} == set(
         range(10)
     )
@@ -52,22 +50,16 @@ def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
     """
     workplace.write_source(["bad one", *TEXTS[:9]])
     workplace.write_config("picky:make")
-    assert workplace.run().returncode == 3
+    workplace.ends(3)
 
-    ended = workplace.call("audit", str(workplace.config_path), "--rows", "7")
-
-    assert ended.returncode == 0, ended.stderr
+    ended = workplace.does("audit", "--rows", "7")
     assert ended.stdout.startswith("out: 7 rows encoded again; 0 differ")
 
 
 def test_what_cannot_be_audited_is_said(drifted: Workplace) -> None:
     """Texts that are removed, and a workdir in which nothing is finished, are 78, with the remedy."""
-    assert drifted.call("clean", str(drifted.workdir)).returncode == 0
-    ended = drifted.call("audit", str(drifted.config_path))
-    assert (ended.returncode, "the texts of output out are not in the workdir" in ended.stderr) == (
-        78,
-        True,
-    )
+    drifted.does("clean")
+    ended = drifted.does("audit", code=78)
+    assert "the texts of output out are not in the workdir" in ended.stderr
     shutil.rmtree(drifted.hidden / "outputs/out/0001")
-    ended = drifted.call("audit", str(drifted.config_path))
-    assert (ended.returncode, "is finished" in ended.stderr) == (78, True)
+    assert "is finished" in drifted.does("audit", code=78).stderr

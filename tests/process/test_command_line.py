@@ -36,12 +36,11 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
     (workplace.folder / "broken.yaml").write_text("outputs: [")
     for command in ("status", "verify", "report", "retry", "clean"):
         by_config, by_folder = (
-            workplace.call(command, str(path))
-            for path in (workplace.config_path, workplace.workdir)
+            workplace.call(command, path) for path in (workplace.config_path, workplace.workdir)
         )
         assert by_config.returncode == by_folder.returncode == 0, by_config.stderr
         assert command == "clean" or by_config.stdout == by_folder.stdout
-        ended = workplace.call(command, str(workplace.folder / "broken.yaml"))
+        ended = workplace.call(command, workplace.folder / "broken.yaml")
         assert ended.returncode == 78
         assert "broken.yaml: not valid YAML: " in ended.stderr
 
@@ -75,7 +74,7 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace) -> None:
     config = workplace.folder / "hub.yaml"
     output = "outputs: {out: {source: rows.csv, column: text}}"
     config.write_text(f"workdir: w\ndevice: cpu\nmodel: {{name: nobody/has-this}}\n{output}\n")
-    ended = workplace.call("run", str(config))
+    ended = workplace.call("run", config)
     assert ended.returncode == 78, ended.stderr
     assert "rows.csv" in ended.stderr
     assert "asking the model hub" not in ended.stderr

@@ -2,7 +2,8 @@
 gives wrong vectors.
 """
 
-import json
+import itertools
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,45 +13,53 @@ import pytest
 from damaged import (
     LAST,
     TEXTS,
-    assert_harmless,
     complete,
+    empty,
     files_of,
     flip,
     flip_in_place,
-    made_once,
+    harmless,
+    kept,
     truncate,
     unfinished,
     unjudged,
 )
-from scripted_workplace import ScriptedWorkplace
+from harness import SOAK_SEED
+from scripted_workplace import ScriptedWorkplace, made_once
+from soaked import wide
+
+STATES = (unfinished, unjudged, complete, kept)
+DAMAGES: tuple[Callable[[Path], None], ...] = (truncate, empty, flip, flip_in_place, Path.unlink)
+IDENTITY = Path(".chunkvisor/outputs/out/0001/identity.json")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("state", "damage"),
-    [
-        (unfinished, flip),
-        (complete, Path.unlink),
-    ],
+    [(unfinished, flip), (complete, Path.unlink), *wide(*itertools.product(STATES, DAMAGES))],
 )
 def test_any_file_damaged(
     tmp_path: Path, state: Callable[[Path], ScriptedWorkplace], damage: Callable[[Path], None]
 ) -> None:
-    """One file of the workdir is damaged or gone: only where the identity is lost does a run refuse
-    to go on.
+    """One file, in a soak some, are damaged or gone: only where the identity is lost does a run
+    refuse to go on.
     """
-    made = state(tmp_path / "made")
-    refused = []
-    for number, name in enumerate(files_of(made.workdir)):
+    made, refused, chance = state(tmp_path / "made"), [], random.Random(SOAK_SEED)
+    files = files_of(made.workdir)
+    for number, name in enumerate(files):
         place = made.copy(tmp_path / str(number))
         if state is unfinished:
             place.lift(LAST)
-        damage(place.workdir / name)
-        ended = place.run_here()
-        assert_harmless(place, ended, (state, damage, name))
-        if ended.returncode:
+        spoiled = {name, *(chance.sample(files, chance.randrange(3)) if SOAK_SEED else ())}
+        for each in spoiled:
+            damage(place.workdir / each)
+        if damage is flip_in_place and any("table" in each.parts for each in spoiled):
+            place.run()  # the staged texts are read without a look at each: the next run knows
+        if harmless(place, (state, damage, spoiled)).returncode:
+            assert IDENTITY in spoiled, spoiled
             refused.append(name)
         shutil.rmtree(place.folder)
-    assert refused == [Path(".chunkvisor/outputs/out/0001/identity.json")]
+    assert IDENTITY in refused
 
 
 def test_damaged_in_place(tmp_path: Path) -> None:
@@ -61,21 +70,16 @@ def test_damaged_in_place(tmp_path: Path) -> None:
     for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/final.json"):
         flip_in_place(place.workdir / name)
         changed = (place.workdir / name).read_bytes()
-        ended = place.run_here()
-        assert_harmless(place, ended, name)
-        if (
-            name == "out.npy"
-        ):  # it is made anew; the changed one is kept under another name, and named
+        ended = harmless(place, name)
+        if name == "out.npy":  # it is made again; the changed one is kept under another name
             assert "out.npy.aside" in ended.stderr
             assert (place.workdir / "out.npy.aside").read_bytes() == changed
     place = unfinished(tmp_path / "unfinished")
     for name in ("texts", "offsets", "row_text", "first_row"):
         flip_in_place(place.hidden / f"outputs/out/0001/table/{name}.bin")
-        ended = place.run_here()
-        assert "the staged texts are damaged" in ended.stderr
-        assert ended.returncode == 75
+        assert "the staged texts are damaged" in place.ends(75).stderr
     place.lift(LAST)
-    assert_harmless(place, place.run_here(), "table")
+    harmless(place, "table")
 
 
 def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
@@ -85,7 +89,7 @@ def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
     place = unjudged(tmp_path / "unjudged")
     (chunk,) = place.hidden.glob("outputs/out/0001/chunks/000/000002-*.npy")
     truncate(chunk)
-    assert_harmless(place, place.run_here(), chunk)
+    harmless(place, chunk)
     assert place.named("attempt_started")[-1]["chunk"] == 2
 
 
@@ -97,7 +101,7 @@ def of_others(folder: Path) -> ScriptedWorkplace:
         folder, texts, chunk__size=2, chunk__keep=True, encode__batch_size=2
     )
     place.lay(texts[0], "oom")
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
@@ -116,7 +120,7 @@ def test_state_of_another_output(tmp_path: Path, what: str) -> None:
     if what == "final.json":
         shutil.copy(places[1].workdir / "out.npy", places[0].workdir)
     places[0].lift(LAST)
-    assert_harmless(places[0], places[0].run_here(), what)
+    harmless(places[0], what)
 
 
 def _state(place: ScriptedWorkplace, what: str) -> Path:
@@ -131,14 +135,13 @@ def test_what_is_in_the_place(tmp_path: Path) -> None:
     place = unfinished(tmp_path / "place")
     (place.workdir / "out.npy").write_bytes(b"mine")
     place.lift(LAST)
-    assert_harmless(place, place.run_here(), "foreign")
+    harmless(place, "foreign")
     assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
 
     path = place.hidden / "outputs/out/0001/identity.json"
     path.unlink()
     (path / "inside").mkdir(parents=True)
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    ended = place.ends(78)
     assert f"{path} is missing or damaged" in ended.stderr
 
 
@@ -150,10 +153,6 @@ def test_garbage_in_the_story(tmp_path: Path, name: str) -> None:
         b'[[\xff\n{"event": 5}\n{"event": "chunk_committed"}\n{"event": "halted", "code": "x"}\n'
     )
     (place.hidden / name).write_bytes(garbage)
-    status = place.here("status", str(place.workdir), "--json")
-    assert status.returncode == 0, status.stderr
-    assert json.loads(status.stdout)["outputs"]["out"]["rows_done"] == len(TEXTS)
-    assert_harmless(place, place.run_here(), name)
-    assert (
-        json.loads(place.here("status", str(place.workdir), "--json").stdout)["state"] == "complete"
-    )
+    assert place.status()["outputs"]["out"]["rows_done"] == len(TEXTS)
+    harmless(place, name)
+    assert place.status()["state"] == "complete"

@@ -1,17 +1,15 @@
 """`chunkvisor encode`: one file without a config, all or nothing, resumable by the same command."""
 
 import json
-import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from drivers.zygote import umask
-from harness import ENCODERS, SOAK_SEED, Ended, Workplace, expected, sweep
+from harness import ENCODERS, Ended, Workplace, events_in, path_with
+from killed import killed_anywhere
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["one", "two", "three", "one", "four"]
@@ -22,40 +20,28 @@ class Desk(Workplace):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.out = folder / "vectors" / "out.npy"
+        self.workdir = folder / "vectors"
+        self.out = self.workdir / "out.npy"
         self.state = self.out.with_name("out.npy.chunkvisor")
 
-    def encode(self, *arguments: str, encoder: str = "good:make") -> Ended:
-        """The command; the encoder comes from tests/encoders."""
-        model = (
-            "--model",
-            "m",
-            "--encoder",
-            encoder,
-            "--device",
-            "cpu",
-            "--set",
-            "workers.standby=0",
-        )
-        return self.call("encode", "rows.jsonl", *model, "-o", "vectors/out.npy", *arguments)
-
-    def result(self) -> np.ndarray:
-        """The file made."""
-        return np.load(self.out, allow_pickle=False)
-
-    def manifest(self, _: str = "") -> dict[str, Any]:
-        """Its description."""
-        return json.loads(self.out.with_suffix(".json").read_text())
+    def encode(
+        self,
+        *arguments: str,
+        code: int = 0,
+        encoder: str = "good:make",
+        text: str = "--column text",
+    ) -> Ended:
+        """The command, which has to end with that code; the encoder comes from tests/encoders."""
+        model = f"--model m --encoder {encoder} --device cpu --set workers.standby=0 {text}"
+        out = ("-o", "vectors/out.npy")
+        return self.call("encode", self.source.name, *model.split(), *out, *arguments, code=code)
 
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A place with a source of five texts; it is the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(
-        "PYTHONPATH",
-        os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    )
+    monkeypatch.setenv("PYTHONPATH", path_with(ENCODERS))
     place = Desk(tmp_path)
     place.write_source(TEXTS)
     return place
@@ -65,38 +51,32 @@ def test_one_file(desk: Desk) -> None:
     """File and manifest appear, their mode by the umask, the state is gone; the same command again
     finds it done.
     """
-    ended = desk.encode("--column", "text", "--chunk-size", "2")
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    desk.encode("--chunk-size", "2")
+    desk.has(TEXTS)
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
-    assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
-    ended = desk.call("status", str(desk.state))
-    gone = (
-        f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and "
-        f"removed its work"
-    )
-    assert (ended.returncode, ended.stderr.splitlines()[0]) == (78, f"{gone} folder")
+    assert sorted(path.name for path in desk.workdir.iterdir()) == ["out.json", "out.npy"]
+    ended = desk.call("status", desk.state, code=78)
+    gone = f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and removed its work"
+    assert ended.stderr.splitlines()[0] == f"{gone} folder"
     for path in (desk.out, desk.out.with_suffix(".json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
-    ended = desk.encode("--column", "text")
-    assert (ended.returncode, "complete already" in ended.stderr) == (0, True), ended.stderr
+    ended = desk.encode()
+    assert "complete already" in ended.stderr
     assert "run " not in ended.stderr
 
 
 def test_another_file_is_neither_the_answer_nor_replaced(desk: Desk) -> None:
     """Other settings and another source are refused by name, unless it is to begin anew."""
-    assert desk.encode("--column", "text").returncode == 0
+    desk.encode()
     before = desk.out.read_bytes()
     desk.write_source(["else", *TEXTS[1:]])
-    arguments = ("--column", "text", "--normalize")
-    ended = desk.encode(*arguments)
-    assert (ended.returncode, desk.out.read_bytes()) == (78, before), ended.stderr
+    ended = desk.encode("--normalize", code=78)
+    assert desk.out.read_bytes() == before
     assert "encode.normalize: false before, true now" in ended.stderr
     assert "source: its files have changed" in ended.stderr
     assert f"{len(TEXTS)} rows, but it was made differently" in ended.stderr
-    ended = desk.encode(*arguments, "--from-scratch")
-    assert ended.returncode == 0, ended.stderr
-    assert len(desk.result()) == len(TEXTS)
+    desk.encode("--normalize", "--from-scratch")
+    assert len(desk.vectors()) == len(TEXTS)
 
 
 @pytest.mark.parametrize("how", ["strange", "changed"])
@@ -105,52 +85,42 @@ def test_a_file_that_it_did_not_make_is_kept(desk: Desk, how: str) -> None:
     option.
     """
     if how == "changed":
-        assert desk.encode("--column", "text").returncode == 0
-    desk.out.parent.mkdir(exist_ok=True)
+        desk.encode()
+    desk.workdir.mkdir(exist_ok=True)
     desk.out.write_bytes(b"precious")
     for more in ([], ["--from-scratch"] * (how == "strange")):
-        ended = desk.encode("--column", "text", *more)
-        assert (ended.returncode, str(desk.out) in ended.stderr) == (78, True), ended.stderr
+        assert str(desk.out) in desk.encode(*more, code=78).stderr
         assert desk.out.read_bytes() == b"precious"
 
 
 def test_same_command_goes_on(desk: Desk) -> None:
-    """What a failed call has done is there for the next; nothing appears at the final names before."""
+    """What a failed call has done is there for the next; nothing appears at the final names
+    before.
+    """
     plan = '{plan: {embeddings/1: "segfault@encode"}, times: null}'
-    arguments = (
-        "--column",
-        "text",
-        "--chunk-size",
-        "2",
-        "--set",
-        "recovery.on_bad_row=fail",
-        "--set",
-    )
-    ended = desk.encode(*arguments, f"model.kwargs={plan}", encoder="misbehaving:make")
-    assert ended.returncode == 78, ended.stderr
+    options = ["--chunk-size", "2", "--set", "recovery.on_bad_row=fail"]
+    options += ["--set", f"model.kwargs={plan}"]
+    desk.encode(*options, encoder="misbehaving:make", code=78)
     assert not desk.out.exists()
-    status = desk.call("status", str(desk.state), "--json")
+    status = desk.call("status", desk.state, "--json")
     assert json.loads(status.stdout)["outputs"]["embeddings"]["chunks_done"] == 1
     desk.source.touch()  # read anew, and found to be the same
-    ended = desk.encode(
-        *arguments, f"model.kwargs={plan}", "--set", "env.BEHAVE='1'", encoder="misbehaving:make"
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = desk.encode(*options, "--set", "env.BEHAVE='1'", encoder="misbehaving:make")
     assert ", 1 done" in ended.stderr
-    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
+    desk.has(TEXTS)
     assert not desk.state.exists()
 
 
 def test_what_is_kept(desk: Desk) -> None:
     """With --keep the state says where the file is, and `verify` takes state, file and manifest."""
-    assert desk.encode("--column", "text", "--keep").returncode == 0
-    screen = desk.call("status", str(desk.state)).stdout
+    desk.encode("--keep")
+    screen = desk.call("status", desk.state).stdout
     assert screen.startswith("complete\n")
     assert f"the file is {desk.out}" in screen
     for given in (desk.state, desk.out, desk.out.with_suffix(".json")):
-        assert "all are intact" in desk.call("verify", str(given)).stdout
-    refused = desk.call("report", str(desk.out))
-    assert (refused.returncode, "cannot be read as UTF-8" in refused.stderr) == (78, True)
+        assert "all are intact" in desk.call("verify", given).stdout
+    refused = desk.call("report", desk.out, code=78)
+    assert "cannot be read as UTF-8" in refused.stderr
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -159,27 +129,15 @@ def test_killed_anywhere(tmp_path: Path, when: str) -> None:
     nothing is left over.
     """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink")
     model = "--model m --encoder scripted:make --device cpu --set workers.standby=0"
-    told = sweep(
-        "each",
-        when,
-        place.folder,
-        tmp_path / "scratch",
-        *targets,
-        "shutil:rmtree",
-        command=f"encode {place.source} --column text --chunk-size 2 {model} -o out/v.npy",
-        share="1:" if SOAK_SEED else "3:a",
-    )
-    assert len(told) > 3
-    for line in told:
-        assert line["returncode"] == 0, (line["call"], line["stderr"])
-        left = ScriptedWorkplace(Path(line["folder"]))
-        folder = left.folder / "out"
-        np.testing.assert_array_equal(np.load(folder / "v.npy"), expected(TEXTS))
-        assert sorted(path.name for path in folder.iterdir()) == ["v.json", "v.npy"], line
-        assert left.here("verify", str(folder / "v.npy")).returncode == 0, line["call"]
-        assert len(left.calls()) <= 3, line["call"]
+    options = f"--column text --chunk-size 2 {model} -o out/v.npy"
+    command = f"encode {place.source} {options}"
+    for left in killed_anywhere(place, tmp_path / "scratch", when, "3:a", command=command):
+        left.workdir = left.folder / "out"
+        left.has(TEXTS, name="v")
+        assert sorted(path.name for path in left.workdir.iterdir()) == ["v.json", "v.npy"]
+        left.call("verify", left.workdir / "v.npy", code=0)
+        assert len(left.calls()) <= 3
 
 
 def test_quarantine_and_retry(desk: Desk) -> None:
@@ -190,26 +148,21 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     mine = desk.state / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    arguments = ("--column", "text", "--set", f"model.kwargs.mended={desk.folder / 'mended'}")
-    ended = desk.encode(*arguments, encoder="picky:make")
-    assert ended.returncode == 3, ended.stderr
-    assert (
-        f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl "
-        in ended.stderr
-    )
-    assert np.isnan(desk.result()[1]).all()
-    assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
+    mended = ("--set", f"model.kwargs.mended={desk.folder / 'mended'}")
+    ended = desk.encode(*mended, encoder="picky:make", code=3)
+    again = f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl "
+    assert again in ended.stderr
+    desk.has(["one", "bad", "two"], [1])
     bad = desk.out.with_suffix(".quarantined.jsonl")
-    assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == [1]
+    assert [each["row"] for each in events_in(bad)] == [1]
     assert f"{bad} lists such rows" in ended.stderr
-    assert desk.encode(*arguments, encoder="picky:make").returncode == 3
+    desk.encode(*mended, encoder="picky:make", code=3)
     (desk.folder / "mended").touch()
-    assert desk.call("retry", str(desk.state)).returncode == 0
-    verified = desk.call("verify", str(desk.state))
+    desk.call("retry", desk.state, code=0)
+    verified = desk.call("verify", desk.state)
     assert "embeddings is not complete: 2 of 3 rows" in verified.stdout, verified
-    ended = desk.encode(*arguments, encoder="picky:make")
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))
+    desk.encode(*mended, encoder="picky:make")
+    desk.has(["one", "bad", "two"])
     assert not bad.exists()
     assert list(desk.state.iterdir()) == [mine], "what else is in that folder stays there"
 
@@ -219,23 +172,20 @@ def test_a_state_on_another_disk_is_refused(desk: Desk) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
         if Path(other).stat().st_dev == desk.folder.stat().st_dev:
             pytest.skip("there is one disk only")
-        ended = desk.encode("--column", "text", "--workdir", other)
-        assert (ended.returncode, f"{other} is not on the disk of" in ended.stderr) == (78, True), (
-            ended.stderr
-        )
+        ended = desk.encode("--workdir", other, code=78)
+        assert f"{other} is not on the disk of" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "text", "code", "words"),
     [
-        (("--column", "text", "-o", "out.bin"), 2, "must end in .npy"),
-        (("--column", "text", "--template", "{text}"), 78, "keep one of them"),
-        ((), 78, "One of column, template and sql is needed"),
-        (("--column", "text", "--set", "chunk.sise=3"), 78, "chunk.sise: unknown key"),
+        ("-o out.bin", "--column text", 2, "must end in .npy"),
+        ("--template {text}", "--column text", 78, "keep one of them"),
+        ("", "", 78, "One of column, template and sql is needed"),
+        ("--set chunk.sise=3", "--column text", 78, "chunk.sise: unknown key"),
     ],
 )
-def test_wrong_calls(desk: Desk, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_wrong_calls(desk: Desk, arguments: str, text: str, code: int, words: str) -> None:
     """What is wrong is said in the config's words, before anything is made."""
-    ended = desk.encode(*arguments)
-    assert (ended.returncode, words in ended.stderr) == (code, True), ended.stderr
+    assert words in desk.encode(*arguments.split(), text=text, code=code).stderr
     assert not desk.out.exists()

@@ -3,16 +3,17 @@ made anew.
 """
 
 import importlib.util
-import json
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
-import yaml
 
 import chunkvisor
-from harness import SOAK_SEED, expected, sweep
+from damaged import flip
+from harness import events_in, expected, vector_of, write_lines
+from killed import killed_anywhere
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide
 
@@ -24,11 +25,9 @@ def own_files(place: ScriptedWorkplace) -> set[str]:
     return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
 
 
-def set_form(place: ScriptedWorkplace, form: dict[str, str]) -> None:
+def set_form(place: ScriptedWorkplace, form: dict[str, Any]) -> None:
     """Have the config ask for this form of the output."""
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"]["out"] |= form
-    place.config_path.write_text(yaml.safe_dump(config))
+    place.set(**{f"outputs.out.{key}": value for key, value in form.items()})
 
 
 def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
@@ -39,28 +38,20 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
         tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="float16"
     )
     place.lay("t1", "value_error!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     assert own_files(place) == {"out.npy", "out.json", "out.quarantined.jsonl"}
-    assert [row["row"] for row in place.manifest()["quarantined"]] == [1, 6]
-    right = expected(TEXTS).astype(np.float16)
-    whole = right.copy()
-    right[[1, 6]] = np.nan
-    np.testing.assert_array_equal(np.load(place.workdir / "out.npy"), right)
-    assert place.here("verify", str(place.workdir)).returncode == 0
+    place.has(TEXTS, [1, 6], dtype="float16")
+    place.does("verify")
     place.lift("t1")
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(np.load(place.workdir / "out.npy"), whole)
-    refused = place.run_here("--set", "outputs.out.dtype=float32")
-    assert refused.returncode == 78
+    place.does("retry")
+    place.ends(0)
+    place.has(TEXTS, dtype="float16")
+    refused = place.ends(78, "--set", "outputs.out.dtype=float32")
     assert "output out is complete in float16, and the config now asks" in refused.stderr
     # The chunks are kept: what is rounded can be made anew from them.
-    again = place.run_here("--from-scratch", "--yes", "--set", "chunk.keep=true")
-    assert again.returncode == 0, again.stderr
+    place.ends(0, "--from-scratch", "--yes", "--set", "chunk.keep=true")
     calls = len(place.calls())
-    ended = place.run_here("--set", "outputs.out.dtype=float32", "--set", "chunk.keep=true")
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS, "--set", "outputs.out.dtype=float32", "--set", "chunk.keep=true")
     assert (own_files(place), len(place.calls())) == ({"out.npy", "out.json"}, calls)
 
 
@@ -69,11 +60,11 @@ def test_the_manifest_says_which_text_was_encoded(tmp_path: Path) -> None:
     are of.
     """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     assert place.manifest()["text"] == {"column": "text"}
     text = {"template": "{text}!", "where": "text <> 't0'"}
     place.write_config("scripted:make", outputs={"out": {"source": "rows.jsonl", **text}})
-    assert place.run_here("--update").returncode == 0
+    place.ends(0, "--update")
     assert place.manifest()["text"] == text
 
 
@@ -84,31 +75,23 @@ def test_parquet(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.lay("t1", "value_error!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     calls = len(place.calls())
-    ended = place.run_here("--set", "outputs.out.format=parquet")
-    assert ended.returncode == 3, ended.stderr
+    place.ends(3, "--set", "outputs.out.format=parquet")
     assert len(place.calls()) == calls
     assert own_files(place) == {"out.parquet", "out.json", "out.quarantined.jsonl"}
     table = pq.read_table(place.workdir / "out.parquet")
     assert table.column_names == ["row", "vector"]
     assert table["row"].to_pylist() == list(range(len(TEXTS)))
-    right = [
-        None if text == "t1" else row.tolist()
-        for text, row in zip(TEXTS, expected(TEXTS), strict=True)
-    ]
+    right = [None if text == "t1" else vector_of(text).tolist() for text in TEXTS]
     assert table["vector"].to_pylist() == right
     with pytest.warns(chunkvisor.QuarantineWarning):
         report = chunkvisor.run(place.config_path, set="outputs.out.format=parquet")
     np.testing.assert_array_equal(report.outputs["out"].vectors()[0], expected(TEXTS)[0])
-    status = json.loads(place.here("status", str(place.workdir), "--json").stdout)
-    assert status["state"] == "complete"
-    verified = place.here("verify", str(place.workdir))
-    assert verified.returncode == 0, verified.stderr
-    data = bytearray((place.workdir / "out.parquet").read_bytes())
-    data[len(data) // 3] ^= 1
-    (place.workdir / "out.parquet").write_bytes(data)
-    assert "out.parquet" in place.here("verify", str(place.workdir)).stderr
+    assert place.status()["state"] == "complete"
+    place.does("verify")
+    flip(place.workdir / "out.parquet")
+    assert "out.parquet" in place.does("verify", code=74).stderr
 
 
 FORMS = [
@@ -136,28 +119,18 @@ def test_killed_between_two_forms(
     )
     for each, form in ((place, before), (right, after)):
         set_form(each, form)
-        assert each.run_here().returncode == 0
+        each.ends(0)
     place.write_config("scripted:make", chunk__size=2)
     set_form(place, after)
     calls = len(place.calls())
     names = ("set_aside", "sync_folder", "write_sealed", "write_record")
-    lines = sweep(
-        "each",
-        when,
-        place.folder,
-        tmp_path / "scratch",
-        *(f"chunkvisor.outputs.publish:{name}" for name in names),
-        share="1:" if SOAK_SEED else "2:a",
-    )
-    assert lines
-    for line in lines:
-        assert line.get("returncode") == 0, line
-        result = ScriptedWorkplace(Path(line["folder"]))
-        assert own_files(result) == own_files(right), line
+    steps = (f"chunkvisor.outputs.publish:{name}" for name in names)
+    for result in killed_anywhere(place, tmp_path / "scratch", when, "2:a", *steps):
+        assert own_files(result) == own_files(right)
         for name in own_files(right) - {"out.json"}:
             found = (result.workdir / name).read_bytes()
-            assert found == (right.workdir / name).read_bytes(), line
-        assert len(result.calls()) == calls, line
+            assert found == (right.workdir / name).read_bytes()
+        assert len(result.calls()) == calls
 
 
 SOURCE = [
@@ -178,12 +151,9 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     also after `clean`.
     """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
-    place.source.write_text("".join(json.dumps(row) + "\n" for row in SOURCE))
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"]["out"] |= {"where": "split = 'a'", "columns": ["id"]}
-    place.config_path.write_text(yaml.safe_dump(config))
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected([TEXTS[number] for number in KEPT]))
+    write_lines(place.source, SOURCE)
+    set_form(place, {"where": "split = 'a'", "columns": ["id"]})
+    place.gives([TEXTS[number] for number in KEPT])
     table = place.workdir / "out.rows.parquet"
     right = [
         ("row", "source_row", "id"),
@@ -191,22 +161,20 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     ]
     assert rows_of(table) == right
     calls = len(place.calls())
-    assert place.here("clean", str(place.workdir)).returncode == 0
-    assert "complete already" in place.run_here().stderr
+    place.does("clean")
+    assert "complete already" in place.run().stderr
     table.write_bytes(b"mine")
-    assert "out.rows.parquet" in place.here("verify", str(place.workdir)).stderr
-    assert place.run_here().returncode == 0
+    assert "out.rows.parquet" in place.does("verify", code=74).stderr
+    place.ends(0)
     assert rows_of(table) == right
-    ended = place.run_here("--set", "outputs.out.columns=[split, id]")
-    assert ended.returncode == 0, ended.stderr
+    place.ends(0, "--set", "outputs.out.columns=[split, id]")
     assert rows_of(table)[:2] == [("row", "source_row", "split", "id"), (0, 0, "a", 0)]
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    refused = place.run_here("--set", "outputs.out.where=split = 'b'")
-    assert refused.returncode == 78
+    place.does("verify")
+    refused = place.ends(78, "--set", "outputs.out.where=split = 'b'")
     assert "where: \"split = 'a'\" before" in refused.stderr
     assert len(place.calls()) == calls
     if importlib.util.find_spec("pyarrow") is not None:
-        assert place.run_here("--set", "outputs.out.format=parquet").returncode == 0
+        place.ends(0, "--set", "outputs.out.format=parquet")
         names, *found = rows_of(place.workdir / "out.parquet")
         assert names == ("row", "source_row", "id", "vector")
         assert [row[:3] for row in found] == right[1:]
@@ -218,12 +186,10 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
 
 def combining(folder: Path, **changes: object) -> ScriptedWorkplace:
     """Two outputs over two sources, and both side by side."""
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, combine={"both": ["out", "again"]})
-    more = folder / "more.jsonl"
-    more.write_text("".join(json.dumps({"text": text}) + "\n" for text in reversed(TEXTS)))
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"]["again"] = {"source": str(more), "column": "text", **changes}
-    place.config_path.write_text(yaml.safe_dump(config))
+    again = {"source": "more.jsonl", "column": "text", **changes}
+    both = {"outputs__again": again, "combine": {"both": ["out", "again"]}}
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, **both)
+    place.write_source(TEXTS[::-1], "more")
     return place
 
 
@@ -233,49 +199,45 @@ def test_side_by_side(tmp_path: Path) -> None:
     """
     place = combining(tmp_path / "place")
     place.lay("t5", "value_error!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
     right[7, :8], right[0, 8:] = np.nan, np.nan
-    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
-    manifest = json.loads((place.workdir / "both.json").read_text())
+    np.testing.assert_array_equal(place.vectors("both"), right)
+    manifest = place.manifest("both")
     assert [row["row"] for row in manifest["quarantined"]] == [0, 7]
-    assert [(each["output"], each["dimension"]) for each in manifest["combined"]] == [
-        ("out", 8),
-        ("again", 8),
-    ]
-    assert place.here("verify", str(place.workdir)).returncode == 0
+    parts = [(each["output"], each["dimension"]) for each in manifest["combined"]]
+    assert parts == [("out", 8), ("again", 8)]
+    place.does("verify")
     stamp = (place.workdir / "both.npy").stat().st_mtime_ns
-    assert place.run_here().returncode == 3
+    place.ends(3)
     assert (place.workdir / "both.npy").stat().st_mtime_ns == stamp
     place.lift("t5")
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
+    place.does("retry")
+    place.ends(0)
     right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
-    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
+    np.testing.assert_array_equal(place.vectors("both"), right)
     assert chunkvisor.run(place.config_path).outputs["both"].manifest["dimension"] == 16
-    data = bytearray((place.workdir / "both.npy").read_bytes())
-    data[-3] ^= 1
-    (place.workdir / "both.npy").write_bytes(data)
-    assert "both.npy: has another digest" in place.here("verify", str(place.workdir)).stderr
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
+    flip(place.workdir / "both.npy")
+    assert "both.npy: has another digest" in place.does("verify", code=74).stderr
+    place.ends(0)
+    np.testing.assert_array_equal(place.vectors("both"), right)
 
 
 def test_side_by_side_in_float16(tmp_path: Path) -> None:
     """Outputs of one dtype are combined in it."""
     place = combining(tmp_path / "place", dtype="float16")
     set_form(place, {"dtype": "float16"})
-    assert place.run_here().returncode == 0
-    parts = [np.load(place.workdir / f"{name}.npy") for name in ("out", "again")]
-    found = np.load(place.workdir / "both.npy")
+    place.ends(0)
+    parts = [place.vectors(name) for name in ("out", "again")]
+    found = place.vectors("both")
     assert found.dtype == np.float16
     np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
-    assert place.here("verify", str(place.workdir)).returncode == 0
+    place.does("verify")
 
 
 def rows_in(path: Path) -> list[int]:
     """Numbers of the rows that a list next to a final has."""
-    return [json.loads(line)["row"] for line in path.read_text().splitlines()]
+    return [line["row"] for line in events_in(path)]
 
 
 def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,22 +247,19 @@ def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("chunkvisor.outputs.publish.MOST_LISTED", 2)
     place = combining(tmp_path / "place")
     bad = {"out": [0, 1, 2, 6], "again": [1, 5, 6, 7], "both": [0, 1, 2, 5, 6, 7]}
-    for text in ("t0", "t1"):
-        place.lay(text, "value_error!")
+    place.lay(("t0", "t1"), "value_error!")
     for _ in range(2):
-        ended = place.run_here()
-        assert ended.returncode == 3, ended.stderr
+        ended = place.ends(3)
         assert "8 rows could not be encoded" in ended.stderr
         assert "of the first 4:" in ended.stderr
         for name, rows in bad.items():
-            made = json.loads((place.workdir / f"{name}.json").read_text())
+            made = place.manifest(name)
             assert [each["row"] for each in made["quarantined"]] == rows[:2]
             assert made["quarantined_rows"] == len(rows)
             assert rows_in(place.workdir / f"{name}.quarantined.jsonl") == rows
-    assert place.here("verify", str(place.workdir)).returncode == 0
+    place.does("verify")
     assert place.status()["outputs"]["out"]["quarantined"] == 4
-    audited = place.here("audit", str(place.config_path))
-    assert (audited.returncode, audited.stdout.count("4 rows encoded again; 0 differ")) == (0, 2)
+    assert place.does("audit").stdout.count("4 rows encoded again; 0 differ") == 2
     with pytest.warns(chunkvisor.QuarantineWarning, match="8 rows have no vector"):
         report = chunkvisor.run(place.config_path)
     assert [each.row for each in report.outputs["out"].quarantined] == bad["out"]
@@ -310,24 +269,21 @@ def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.Mon
     mine = place.workdir / "out.quarantined.jsonl"
     for damage in (lambda: mine.write_text("mine"), mine.unlink):
         damage()
-        assert mine.name in place.here("verify", str(place.workdir)).stderr
-        assert place.run_here().returncode == 3
+        assert mine.name in place.does("verify", code=74).stderr
+        place.ends(3)
         assert rows_in(mine) == bad["out"]
 
     # Another output takes over what has a vector and nothing else, and `retry` finds all texts.
     set_form(place, {"where": "text <> 't5'"})
-    assert place.run_here("--update", "--set", "combine={}").returncode == 3
+    place.ends(3, "--update", "--set", "combine={}")
     assert rows_in(mine) == bad["out"]
-    for text in ("t0", "t1"):
-        place.lift(text)
-    retried = place.here("retry", str(place.workdir))
-    assert "4 texts" in retried.stdout
-    assert place.run_here("--set", "combine={}").returncode == 0
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS[:-1]))
-    assert {path.name for path in place.workdir.glob("*.quarantined.jsonl")} == {
-        "both.quarantined.jsonl"
-    }
+    place.lift("t0", "t1")
+    assert "4 texts" in place.does("retry").stdout
+    place.ends(0, "--set", "combine={}")
+    place.does("verify")
+    place.has(TEXTS[:-1])
+    (left,) = place.workdir.glob("*.quarantined.jsonl")
+    assert left.name == "both.quarantined.jsonl"
 
 
 def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
@@ -335,9 +291,8 @@ def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
     `plan`.
     """
     place = combining(tmp_path / "place")
-    (place.folder / "more.jsonl").write_text('{"text": "t0"}\n')
+    place.write_source(["t0"], "more")
     for command in ("run", "plan"):
-        ended = place.here(command, str(place.config_path))
-        assert ended.returncode == 78
+        ended = place.does(command, code=78)
         assert "combine.both: out has 8 rows, again has 1 row" in ended.stderr
     assert place.calls() == []

@@ -104,7 +104,7 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
     again goes on.
     """
     place = made(tmp_path / "place")
-    ended = place.run("--stop-after", "3s")
+    ended = place.apart("--stop-after", "3s")
 
     assert ended.returncode == 75, ended.stderr
     assert "stopped after 3 s, as --stop-after asks" in ended.stderr
@@ -119,7 +119,7 @@ def test_stop_after_wants_a_time(tmp_path: Path, text: str) -> None:
     """What is no time is a usage error that says what one looks like."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS[:8])
 
-    ended = place.run("--stop-after", text)
+    ended = place.apart("--stop-after", text)
 
     assert ended.returncode == 2
     assert '"90s", "10m" or "3h"' in ended.stderr

@@ -234,7 +234,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place.lay("out1", "oom")
     place.lay("more1", "value_error!")
     place.lay("more2", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     layout = Layout(place.workdir)
     write_record(layout.model, ModelRecord((Pin("org/model", None, str(folder), "abc"),)))
     attempt = next(path.parent for path in place.workdir.rglob("spec.json"))

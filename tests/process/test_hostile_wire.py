@@ -22,10 +22,9 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
-from damaged import made_once
 from harness import expected, local_engine_only
 from hostile import another
-from scripted_workplace import ScriptedWorkplace
+from scripted_workplace import ScriptedWorkplace, made_once
 from soaked import soaked
 
 pytestmark = [pytest.mark.soak, local_engine_only]
@@ -54,7 +53,7 @@ def attempted(folder: Path) -> ScriptedWorkplace:
         **{"outputs.out.source": str(place.source)},
     )
     place.lay("a", "kill_supervisor")
-    assert place.run().returncode == -9
+    assert place.apart().returncode == -9
     (whole,) = attempts(place)
     by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(whole.folder)]
     assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0

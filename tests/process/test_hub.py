@@ -227,8 +227,7 @@ def test_code_in_another_repository(hub: Hub, job: Workplace) -> None:
     job.write_config("sentence-transformers", **settings)
     hub.models["own/code"] = {COMMIT: CODE}
     job.source.unlink()
-    offline = job.run(env={"HF_HUB_OFFLINE": "1"})
-    assert offline.returncode == 78, offline.stderr
+    offline = job.ends(78, env={"HF_HUB_OFFLINE": "1"})
     assert "`HF_HUB_OFFLINE=0 hf download own/code`" in offline.stderr
     assert "rows.jsonl" in job.run().stderr  # by now, the commit is fixed
 
@@ -239,7 +238,7 @@ def test_code_in_another_repository(hub: Hub, job: Workplace) -> None:
     assert newest.revision == LATER
     asked = len(hub.asked)
     job.write_source(texts)
-    assert job.run().returncode == 0
+    job.ends(0)
     assert len(hub.asked) == asked
     assert job.manifest()["model"]["outside"] == {"own/code": COMMIT}
     np.testing.assert_allclose(job.vectors(), -plain, rtol=0, atol=1e-6)
@@ -257,9 +256,9 @@ def test_a_base_that_moves_is_another_model(hub: Hub, job: Workplace) -> None:
     path = os.pathsep.join(map(str, (STAND_IN, ENCODERS)))
     job.write_config("sentence-transformers", model__name="own/adapter", env__PYTHONPATH=path)
     assert fetch_in(job.folder, [])(Repository("own/adapter", None), "").revision == COMMIT
-    note = job.call("doctor", str(job.config_path))
+    note = job.call("doctor", job.config_path)
     assert "own/base is not in the local cache: the first run downloads it" in note.stdout
-    assert job.run().returncode == 0
+    job.ends(0)
     assert job.manifest()["model"]["outside"] == {"own/base": COMMIT}
     snapshot = job.hidden / "hub" / "models--own--base" / "snapshots" / COMMIT
     assert names(ModelSource(str(snapshot), COMMIT)) == {"config.json", "model.safetensors"}
@@ -267,6 +266,5 @@ def test_a_base_that_moves_is_another_model(hub: Hub, job: Workplace) -> None:
     hub.models["own/base"][LATER] = FILES
     job.write_source(["one", "two", "three", "four", "five"])
     (job.hidden / "model.json").unlink()
-    refused = job.run("--update")
-    assert refused.returncode == 78
+    refused = job.ends(78, "--update")
     assert f'"own/base": "{LATER}"' in refused.stderr

@@ -5,36 +5,28 @@ not.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness import expected
-from scripted_workplace import ScriptedWorkplace
+from scripted_workplace import ScriptedWorkplace, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2"]
 OUT = {"source": "rows.jsonl", "column": "text"}
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+@made_once
+def begun(folder: Path) -> ScriptedWorkplace:
     """A workdir that a first run has left behind with a chunk given up."""
-    folder = tmp_path_factory.mktemp("begun") / "place"
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, recovery__attempts=1)
     place.lay("t2", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     place.lift("t2")
     return place
 
 
 @pytest.fixture
-def place(begun: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+def place(tmp_path: Path) -> ScriptedWorkplace:
     """A copy of it."""
-    return begun.copy(tmp_path / "place")
-
-
-def configure(place: ScriptedWorkplace, **changes: Any) -> None:
-    """The first run's config, with changes."""
-    place.write_config("scripted:make", **{"chunk__size": 2, "recovery__attempts": 1, **changes})
+    return begun(tmp_path / "place")
 
 
 def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
@@ -52,11 +44,7 @@ def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     [
         ({"model__name": "other"}, ['model.name: "test" before, "other" now']),
         (
-            {"outputs": {"out": {**OUT, "encode": {"normalize": True}}}},
-            ["encode.normalize: false before, true now"],
-        ),
-        (
-            {"outputs": {"out": {"source": "rows.jsonl", "template": "x {text}"}}},
+            {"outputs__out": {"source": "rows.jsonl", "template": "x {text}"}},
             ['column: "text" before, not set now', 'template: not set before, "x {text}" now'],
         ),
     ],
@@ -69,9 +57,8 @@ def test_changed_config(
     touched.
     """
     before = snapshot(place)
-    configure(place, **changes)
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    place.set(**changes)
+    ended = place.ends(78)
     for each in words:
         assert each in ended.stderr
     assert "--from-scratch" in ended.stderr
@@ -82,8 +69,7 @@ def test_changed_source(place: ScriptedWorkplace) -> None:
     """Other texts are refused; the staged table of the first run stays."""
     before = snapshot(place)
     place.write_source(["t0", "t1", "t0", "tX"])
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    ended = place.ends(78)
     assert "source: same number of rows, other content" in ended.stderr
     assert snapshot(place) == before
 
@@ -91,24 +77,20 @@ def test_changed_source(place: ScriptedWorkplace) -> None:
 def test_a_trial_is_in_no_ones_way(place: ScriptedWorkplace) -> None:
     """`--max-rows` works in a workdir of its own; the run's own is as it was, and goes on."""
     before = snapshot(place)
-    assert place.run_here("--max-rows", "3").returncode == 0
+    place.ends(0, "--max-rows", "3")
     assert snapshot(place) == before
-    trial = place.workdir.with_name(f"{place.workdir.name}-first-3")
-    assert np.load(trial / "out.npy").tobytes() == expected(TEXTS[:3]).tobytes()
-    assert place.run_here().returncode == 0
+    place.has(TEXTS[:3], name="../work-first-3/out")
+    place.ends(0)
 
 
 def test_same_content(place: ScriptedWorkplace) -> None:
     """The same texts in the same order go on, whatever became of the files that hold them."""
-    done_before = [text for call in place.calls() for text in call]
+    done_before = len(place.encoded())
     (place.folder / "rows.csv").write_text("\n".join(["text", *TEXTS]) + "\n")
     place.source.unlink()
-    configure(place, outputs={"out": {"source": "rows.csv", "column": "text"}})
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
-    done = [text for call in place.calls() for text in call]
-    assert set(done[len(done_before) :]) <= {"t2"}
+    place.set(outputs={"out": {"source": "rows.csv", "column": "text"}})
+    place.gives(TEXTS)
+    assert set(place.encoded()[done_before:]) <= {"t2"}
 
 
 # --- from scratch: nothing is taken away before the new run can work, and nothing finished before it is replaced
@@ -117,7 +99,7 @@ def test_same_content(place: ScriptedWorkplace) -> None:
 @pytest.fixture
 def finished(place: ScriptedWorkplace) -> ScriptedWorkplace:
     """A finished output."""
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
@@ -134,9 +116,8 @@ def test_a_beginning_that_comes_to_nothing(
     """
     (finished.workdir / "second.npy").write_bytes(b"somebody's")
     before = snapshot(finished)
-    configure(finished, outputs=outputs)
-    ended = finished.run_here("--from-scratch")
-    assert ended.returncode == 78, ended.stderr
+    finished.set(outputs=outputs)
+    finished.ends(78, "--from-scratch")
     assert snapshot(finished) == before
 
 
@@ -144,17 +125,15 @@ def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) 
     """While the new run has no final file the old one stays; all texts are encoded anew, with or
     without the flag.
     """
-    final, before = (finished.workdir / "out.npy").read_bytes(), len(finished.calls())
-    finished.write_source([*TEXTS[:2], "n0", "n1", "n2"])
+    final, before = (finished.workdir / "out.npy").read_bytes(), len(finished.encoded())
+    texts = [*TEXTS[:2], "n0", "n1", "n2"]
+    finished.write_source(texts)
     finished.lay("n2", "damage!")
     for flags in (["--from-scratch"], [], ["--from-scratch"]):
-        ended = finished.run_here(*flags)
-        assert ended.returncode == 75, ended.stderr
+        finished.ends(75, *flags)
         assert (finished.workdir / "out.npy").read_bytes() == final
     finished.lift("n2")
-    ended = finished.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert set(TEXTS[:2]) <= {text for call in finished.calls()[before:] for text in call}
-    assert finished.vectors().tobytes() == expected([*TEXTS[:2], "n0", "n1", "n2"]).tobytes()
+    finished.gives(texts)
+    assert set(TEXTS[:2]) <= set(finished.encoded()[before:])
     (left,) = (finished.hidden / "outputs/out").glob("0*")
     assert left.name == "0003"

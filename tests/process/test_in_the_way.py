@@ -12,26 +12,15 @@ import numpy as np
 import pytest
 
 from chunkvisor.store.layout import Layout, read_holder
+from damaged import TEXTS, flip, kept
 from harness import expected, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
-TEXTS = ["t0", "t1", "t2"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
-    """A complete workdir with its chunks."""
-    place = ScriptedWorkplace.make(
-        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=2, chunk__keep=True
-    )
-    place.ends(0)
-    return place
-
 
 @pytest.fixture
-def place(finished: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
-    """A copy of it."""
-    return finished.copy(tmp_path / "place")
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """A complete workdir with its chunks."""
+    return kept(tmp_path / "place")
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
@@ -60,7 +49,7 @@ def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
     for arguments in ([], ["--from-scratch", "--yes"]):
         ended = place.ends(78, *arguments)
         assert f"{mine} already exists" in ended.stderr
-    assert place.here("clean", str(place.folder)).returncode == 78
+    place.call("clean", place.folder, code=78)
     assert contents(place.folder) == before
 
 
@@ -73,7 +62,7 @@ def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
     before, names = contents(place.folder), {path.name for path in place.folder.iterdir()}
     for _ in range(2):
         place.ends(0)
-    assert place.here("clean", str(place.folder)).returncode == 0
+    place.call("clean", place.folder, code=0)
     assert before.items() <= contents(place.folder).items()
     assert np.array_equal(np.load(place.folder / "out.npy"), expected(TEXTS))
     ours = {"out.npy", "out.json", "report.html", ".chunkvisor"}
@@ -182,12 +171,12 @@ def test_named_place_is_not_written_over(
     before = contents(folder), os.lstat(folder / name).st_ino
     match command:
         case "report":
-            ended = place.here("report", str(place.workdir), "-o", str(folder / name))
+            ended = place.call("report", place.workdir, "-o", folder / name)
         case "metrics":
-            ended = place.run_here("--set", f"metrics.textfile={folder / name}")
+            ended = place.run("--set", f"metrics.textfile={folder / name}")
         case _:
             options = "--model test --encoder scripted:make --device cpu --column text -o"
-            ended = place.here("encode", str(place.source), *options.split(), str(folder / "o.npy"))
+            ended = place.call("encode", place.source, *options.split(), folder / "o.npy")
     assert ended.returncode in ((2, 78) if make is Path.mkdir else (78,)), ended.stderr
     assert name in ended.stderr
     assert (contents(folder), os.lstat(folder / name).st_ino) == before
@@ -220,15 +209,12 @@ def test_verify_without_state(place: ScriptedWorkplace) -> None:
     for name in ("out.npy", "out.json"):
         shutil.copy(place.workdir / name, elsewhere)
     for folder in (place.workdir, elsewhere):
-        ended = place.here("verify", str(folder))
+        ended = place.call("verify", folder)
         assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n"), (
             ended.stderr
         )
-        data = bytearray((folder / "out.npy").read_bytes())
-        data[-3] ^= 1
-        (folder / "out.npy").write_bytes(data)
-        ended = place.here("verify", str(folder))
-        assert ended.returncode == 74
+        flip(folder / "out.npy")
+        ended = place.call("verify", folder, code=74)
         assert "out.npy: has another digest" in ended.stderr
 
 
@@ -244,7 +230,7 @@ def test_anything_in_the_place_of_a_final(
     path.unlink()
     make(path)
     for command in ("status", "verify", "report", "clean", "retry", "run"):
-        ended = place.here(command, str(place.config_path if command == "run" else place.workdir))
+        ended = place.call(command, place.config_path if command == "run" else place.workdir)
         assert ended.returncode in (0, 74, 78), ended
         assert "Traceback" not in ended.stderr, ended.stderr
     if ended.returncode == 0:

@@ -64,7 +64,7 @@ def test_a_run_that_ends_at_once_keeps_its_batches(tmp_path: Path, ended_by: str
     place = workplace(tmp_path / "place", texts)
     if ended_by == "kill":
         place.lay("text 150", "kill_both")
-        assert place.run().returncode != 0
+        assert place.apart().returncode != 0
     else:
         place.lay("text 150", "wait")
         process = place.begin()

@@ -18,7 +18,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
 from chunkvisor.show.status import read_status
 from chunkvisor.store.layout import Layout
-from harness import ENCODERS, STAND_IN, Workplace, expected, finish, kill, wait_for
+from harness import ENCODERS, STAND_IN, Workplace, finish, kill, wait_for
 
 POOLING = "1_Pooling/config.json"
 
@@ -119,7 +119,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     """
     hold = job.folder / f"hold-{TEXTS[10]}"
     hold.touch()
-    process = job.start("run", str(job.config_path))
+    process = job.begin()
     wait_for(lambda: list(job.hidden.glob("outputs/out/0001/chunks/000/*.npy")))
     before = change_pooling(folder)
     hold.unlink()
@@ -129,14 +129,11 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     assert POOLING in ended.stderr
     assert not (job.workdir / "out.npy").exists()
 
-    refused = job.run()
-    assert refused.returncode == 78, refused.stderr
+    refused = job.ends(78)
     assert "model.revision" in refused.stderr
 
     (folder / POOLING).write_text(before)
-    ended = job.run()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
+    job.gives(TEXTS)
 
 
 MODULE = '[{"path": "../base", "type": "sentence_transformers.models.Dense"}]'
@@ -158,13 +155,12 @@ def test_what_the_files_name_outside_the_folder_counts(
     settings.parent.mkdir()
     settings.write_text("{}")
     (folder / file).write_text(content.replace("BASE", str(settings.parent)))
-    assert job.run().returncode == 0
+    job.ends(0)
     (digest,) = job.manifest()["model"]["outside"].values()
     assert digest.startswith("sha256:")
     job.write_source([*TEXTS, "one more"])
     settings.write_text('{"changed": 1}')
-    refused = job.run("--update")
-    assert refused.returncode == 78
+    refused = job.ends(78, "--update")
     assert "model.outside" in refused.stderr
 
     def change(event: str, _: dict[str, Any]) -> None:
@@ -175,7 +171,7 @@ def test_what_the_files_name_outside_the_folder_counts(
     with pytest.raises(Halt, match="changed during the run"):
         chunkvisor.run(job.config_path, update=True, on_event=change)
     settings.write_text("{}")
-    assert job.run("--update").returncode == 0
+    job.ends(0, "--update")
 
 
 def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(
@@ -210,7 +206,7 @@ def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: 
     holds = [job.folder / f"hold-{what}" for what in ("load", TEXTS[0])]
     for hold in holds:
         hold.touch()
-    process = job.start("run", str(job.config_path))
+    process = job.begin()
     attempt = wait_for(
         lambda: next(job.hidden.glob("outputs/out/0001/attempts/*/*/spec.json"), None)
     ).parent
@@ -222,6 +218,4 @@ def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: 
     wait_for((attempt / "result.json").exists)
     kill(process)
     (folder / POOLING).write_text(before)
-    ended = job.run()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
+    job.gives(TEXTS)

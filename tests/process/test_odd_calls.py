@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from damaged import complete
 from forking import COMMAND_LINE
 from scripted_workplace import ScriptedWorkplace
 
@@ -17,12 +18,10 @@ LONG = "x" * 300
 ESCAPE = "\x1b[31mred\x07\x9b2J"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+@pytest.fixture
+def finished(tmp_path: Path) -> ScriptedWorkplace:
     """A complete workdir."""
-    place = ScriptedWorkplace.make(tmp_path_factory.mktemp("finished") / "place", TEXTS)
-    place.ends(0)
-    return place
+    return complete(tmp_path / "place")
 
 
 ENCODE = ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o"]
@@ -86,7 +85,7 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
 def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
     """A name that no file can have, and a number that no table has, are refused in words."""
     names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source}
-    ended = finished.here(*[each.format(**names) for each in arguments])
+    ended = finished.call(*[each.format(**names) for each in arguments])
     assert ended.returncode in (2, 74, 78), ended
     assert "Traceback" not in ended.stderr, ended
     assert ended.stderr.strip()
@@ -101,7 +100,7 @@ def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
     ended = place.ends(78)
     assert "is not text in the encoding of this locale" in ended.stderr
     for command in ("status", "status --json", "verify", "report", "clean"):
-        ended = place.here(*command.split(), str(place.workdir))
+        ended = place.call(*command.split(), place.workdir)
         assert ended.returncode in (0, 78), ended
         assert "Traceback" not in ended.stderr
 
@@ -131,6 +130,6 @@ def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
         ["drill", config, "--fault", ESCAPE],
     ]
     for arguments in calls:
-        ended = place.here(*arguments)
+        ended = place.call(*arguments)
         assert not steers(ended.stdout + ended.stderr), (arguments, ended)
         assert "Traceback" not in ended.stderr, ended.stderr

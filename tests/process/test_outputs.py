@@ -2,36 +2,35 @@
 off.
 """
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
+from typing import Any
 
-import numpy as np
 import pytest
 
 from damaged import flip
-from harness import SOAK_SEED, expected, sweep
-from scripted_workplace import ScriptedWorkplace
+from killed import killed_anywhere
+from scripted_workplace import ScriptedWorkplace, made_once
 
 TEXTS = ["a", "b", "c", "a", "d", "e"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
-    """A finished output, to be copied."""
-    folder = tmp_path_factory.mktemp("finished") / "place"
+@made_once
+def finished(folder: Path) -> ScriptedWorkplace:
+    """A finished output."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
-def encoded(place: ScriptedWorkplace) -> list[str]:
-    """The texts that were encoded so far, in order."""
-    return [text for call in place.calls() for text in call]
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it."""
+    return finished(tmp_path / "place")
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -44,7 +43,7 @@ def begin_update(place: ScriptedWorkplace) -> None:
     """A next generation, of which one chunk failed."""
     place.write_source([*TEXTS, "n", "m"])
     place.lay("m", "damage!")
-    assert place.run_here("--update").returncode == 75
+    place.ends(75, "--update")
 
 
 LEFT: dict[str, Callable[[ScriptedWorkplace], object]] = {
@@ -70,11 +69,10 @@ for words in ("status", "status --json", "verify", "audit", "report -o report.ht
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_who_reads_writes_nothing(finished: ScriptedWorkplace, tmp_path: Path, left: str) -> None:
+def test_who_reads_writes_nothing(place: ScriptedWorkplace, left: str) -> None:
     """`status`, `verify`, `audit` and `report -o` take a workdir to which nothing can be written,
     as it is left.
     """
-    place = finished.copy(tmp_path / "place")
     LEFT[left](place)
     before = tree(place.workdir)
     command = [sys.executable, "-c", ALL]
@@ -96,23 +94,22 @@ def test_who_reads_writes_nothing(finished: ScriptedWorkplace, tmp_path: Path, l
 
 
 def test_from_scratch_stays_from_scratch(
-    finished: ScriptedWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before it is planned, a run from scratch takes nothing over when it goes on as a
     plain run.
     """
-    place = finished.copy(tmp_path / "place")
-    before = len(encoded(place))
+    before = len(place.encoded())
 
     def stop(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr("chunkvisor.supervise.opening.plan", stop)
-        assert place.run_here("--from-scratch", "--yes").returncode == 74
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
-    assert place.run_here().returncode == 0
-    assert sorted(encoded(place)[before:]) == sorted(set(TEXTS))
+        place.ends(74, "--from-scratch", "--yes")
+    place.has(TEXTS)
+    place.ends(0)
+    assert sorted(place.encoded()[before:]) == sorted(set(TEXTS))
     assert place.manifest()["generation"] == 2
 
 
@@ -125,29 +122,25 @@ def test_lost_plan(tmp_path: Path, damage: Callable[[Path], None], reused: bool)
     place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     if reused:
         place.write_source(["c", "x"])
-        assert place.run_here().returncode == 0
+        place.ends(0)
         place.write_source(TEXTS)
     place.lay("e", "damage!")
-    assert place.run_here("--update", "--set", "recovery.attempts=1").returncode == 75
+    place.ends(75, "--update", "--set", "recovery.attempts=1")
     place.lift("e")
-    before = len(encoded(place))
+    before = len(place.encoded())
     damage(place.hidden / f"outputs/out/000{1 + reused}/chunks/reuse/plan.json")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS)
     if damage is Path.unlink and not reused:
-        assert not {"a", "b", "c", "d"} & set(encoded(place)[before:])
+        assert not {"a", "b", "c", "d"} & set(place.encoded()[before:])
 
 
-def test_refused_before_anything_is_touched(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+def test_refused_before_anything_is_touched(place: ScriptedWorkplace) -> None:
     """A damaged final file stays where it is if the config is another one than before."""
-    place = finished.copy(tmp_path / "place")
     flip(place.workdir / "out.npy")
     before = {path: path.read_bytes() for path in place.workdir.glob("out*")}
-    assert place.run_here("--set", "encode.prompt=x").returncode == 78
+    place.ends(78, "--set", "encode.prompt=x")
     assert {path: path.read_bytes() for path in place.workdir.glob("out*")} == before
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS)
     assert (place.workdir / "out.npy.aside").exists()
 
 
@@ -161,51 +154,36 @@ def test_retried_while_it_was_published(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr("chunkvisor.outputs.publish._write_records", stop)
-        assert place.run_here().returncode not in (0, 3)
+        assert place.run().returncode == 1
     place.lift("b")
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.does("retry")
+    place.gives(TEXTS)
 
 
 MORE = {"source": "more.jsonl", "column": "text"}
 SECOND = ["x", "d", "y", "b", "x", "b", "e"]
 
 
-def write_more(place: ScriptedWorkplace, texts: Sequence[str]) -> None:
-    """The source of the second output, which comes first in the config."""
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    (place.folder / "more.jsonl").write_text("".join(lines))
-
-
 def two(folder: Path, second: Sequence[str] = SECOND, **keys: object) -> ScriptedWorkplace:
     """Two outputs that share texts; "more" is the first in the config."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, outputs__more=MORE | keys)
-    write_more(place, second)
+    place.write_source(second, "more")
     return place
-
-
-def assert_final(place: ScriptedWorkplace, name: str, texts: Sequence[str]) -> None:
-    """The final file has the vectors of the texts."""
-    found = np.load(place.workdir / f"{name}.npy", allow_pickle=False)
-    np.testing.assert_array_equal(found, expected(texts).astype(found.dtype))
 
 
 @pytest.mark.parametrize(
     ("second", "keys"), [(SECOND, {}), (TEXTS[::-1], {}), (SECOND, {"dtype": "float16"})]
 )
 def test_shared_texts_are_encoded_once(
-    tmp_path: Path, second: list[str], keys: dict[str, str]
+    tmp_path: Path, second: list[str], keys: dict[str, Any]
 ) -> None:
     """What two outputs of a first run share is encoded by the first, and taken over from its
     chunks.
     """
     place = two(tmp_path, second, **keys)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(encoded(place)) == sorted({*TEXTS, *second})
-    assert_final(place, "out", TEXTS)
-    assert_final(place, "more", second)
+    ended = place.gives(TEXTS)
+    assert sorted(place.encoded()) == sorted({*TEXTS, *second})
+    place.has(second, name="more", **keys)
     assert "will have a vector" in ended.stderr
     assert place.status()["outputs"]["out"]["rows_done"] == len(TEXTS)
 
@@ -216,44 +194,37 @@ def test_a_shared_text_is_bad(tmp_path: Path) -> None:
     """
     place = two(tmp_path)
     place.lay("b", "value_error!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    nan = np.isnan(np.load(place.workdir / "out.npy")).all(axis=1)
-    np.testing.assert_array_equal(nan, [text == "b" for text in TEXTS])
+    place.gives(TEXTS, bad=[TEXTS.index("b")])
     place.lift("b")
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
-    assert_final(place, "out", TEXTS)
+    place.does("retry")
+    place.gives(TEXTS)
 
 
 def test_stopped_before_its_turn(tmp_path: Path) -> None:
-    """A run that ends before an output's turn goes on with it, and does not read its source again."""
+    """A run that ends before an output's turn goes on with it, and does not read its source
+    again.
+    """
     place = two(tmp_path)
     place.lay("e", "damage!")
-    assert place.run_here("--set", "recovery.attempts=1").returncode == 75
+    place.ends(75, "--set", "recovery.attempts=1")
     place.lift("e")
-    before = encoded(place)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "reading" not in ended.stderr
-    assert not {"x", "d", "y", "b"} & set(encoded(place)[len(before) :])
-    assert_final(place, "out", TEXTS)
+    before = place.encoded()
+    assert "reading" not in place.gives(TEXTS).stderr
+    assert not {"x", "d", "y", "b"} & set(place.encoded()[len(before) :])
 
 
 def test_update_of_two(tmp_path: Path) -> None:
     """In an update, outputs wait only for texts that are new to both."""
     place = two(tmp_path)
-    assert place.run_here().returncode == 0
+    place.ends(0)
     for new, waits in ((("n", "m"), False), (("new", "new"), True)):
-        before = len(encoded(place))
+        before = len(place.encoded())
         place.write_source([*TEXTS, new[0]])
-        write_more(place, [*SECOND, new[1]])
-        ended = place.run_here("--update")
-        assert ended.returncode == 0, ended.stderr
+        place.write_source([*SECOND, new[1]], "more")
+        ended = place.gives([*TEXTS, new[0]], "--update")
         assert ("will have a vector" in ended.stderr) == waits
-        assert sorted(encoded(place)[before:]) == sorted(set(new))
-        assert_final(place, "out", [*TEXTS, new[0]])
-        assert_final(place, "more", [*SECOND, new[1]])
+        assert sorted(place.encoded()[before:]) == sorted(set(new))
+        place.has([*SECOND, new[1]], name="more")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -262,16 +233,9 @@ def test_two_killed_anywhere(tmp_path: Path, when: str) -> None:
     left over.
     """
     place = two(tmp_path / "place")
-    names = ("rename", "replace", "unlink")
-    targets = (*(f"pathlib:Path.{name}" for name in names), "shutil:rmtree")
-    share = "1:" if SOAK_SEED else "6:a"
-    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share=share)
-    assert len(told) > 3
-    for line in told:
-        assert line["returncode"] == 0, line
-        left = ScriptedWorkplace(Path(line["folder"]))
-        assert_final(left, "out", TEXTS)
-        assert_final(left, "more", SECOND)
-        assert left.here("verify", str(left.workdir)).returncode == 0, line["call"]
+    for left in killed_anywhere(place, tmp_path / "scratch", when, "6:a"):
+        left.has(TEXTS)
+        left.has(SECOND, name="more")
+        left.does("verify")
         names_left = sorted(path.name for path in (left.hidden / "outputs/out").iterdir())
-        assert names_left == ["0001", "final.json"], line["call"]
+        assert names_left == ["0001", "final.json"]

@@ -24,8 +24,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 
 def plan_of(place: Workplace, *arguments: str, **environment: str) -> dict[str, Any]:
     """What `plan --json` says."""
-    ended = place.call("plan", str(place.config_path), "--json", *arguments, env=environment)
-    assert ended.returncode == 0, ended.stderr
+    ended = place.does("plan", "--json", *arguments, env=environment)
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
@@ -49,7 +48,7 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
         None,
     )
     assert "only the plug-in encoder itself knows its tokens" in found["notes"][0]
-    said = workplace.call("plan", str(workplace.config_path)).stdout
+    said = workplace.does("plan").stdout
     assert said.startswith(
         "out: 6 rows, 4 distinct texts, 2 chunks\ntime: unknown until a run has a rate"
     )
@@ -63,10 +62,9 @@ def test_beside_a_finished_run(workplace: Workplace) -> None:
     """After a run its table, dimension and rate are made use of; the workdir is not touched."""
     workplace.write_source(TEXTS)
     workplace.write_config("good:make", chunk__size=2)
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     before = tree(workplace.workdir)
-    ended = workplace.call("plan", str(workplace.config_path))
-    assert ended.returncode == 0
+    ended = workplace.does("plan")
     assert "nothing is left to be done" in ended.stdout
     assert "reading the source" not in ended.stderr
     found = plan_of(workplace)
@@ -89,7 +87,7 @@ def test_in_the_middle(workplace: Workplace) -> None:
     workplace.write_config(
         "misbehaving:make", model__kwargs=kwargs, chunk__size=4, recovery__on_bad_row="fail"
     )
-    assert workplace.run().returncode == 78
+    workplace.ends(78)
     found = plan_of(workplace, "--set", "chunk.size=1")
     out = found["outputs"]["out"]
     left = out["texts_left"]
@@ -108,7 +106,7 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     """
     workplace.write_source(["a", "b"])
     workplace.write_config("good:make")
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
     workplace.write_source(["a", "b", "c"])
     found = plan_of(workplace)
     assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)

@@ -7,7 +7,6 @@ import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Parts
 from chunkvisor.store.reuse import ledger_of
 from damaged import flip
-from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
+from harness import SOAK_SEED, Ended, expected, local_engine_only
+from killed import killed_anywhere
 from scripted_workplace import ScriptedWorkplace
 
 
@@ -29,18 +29,20 @@ def parts_folder(place: ScriptedWorkplace) -> Path:
     return place.hidden / "outputs/out/0001" / "parts"
 
 
-def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[int]) -> None:
-    """Just these rows are NaN and in the manifest, with file and line; all other rows are right to
-    the byte.
+def quarantines(
+    place: ScriptedWorkplace, texts: list[str], rows: list[int], *arguments: str
+) -> Ended:
+    """Run it: just these rows are NaN and in the manifest, with file and line; all other rows are
+    right.
     """
-    right = expected(texts)
-    right[rows] = np.nan
-    vectors = place.vectors()
-    assert np.isnan(vectors[rows]).all()
-    others = [row for row in range(len(texts)) if row not in rows]
-    assert vectors[others].tobytes() == right[others].tobytes()
+    ended = place.gives(texts, *arguments, bad=rows)
+    check_quarantine(place, rows)
+    return ended
+
+
+def check_quarantine(place: ScriptedWorkplace, rows: list[int]) -> None:
+    """Just these rows are in the manifest, with file and line and reason; no part is left."""
     listed = place.manifest()["quarantined"]
-    assert [each["row"] for each in listed] == rows
     assert [Path(each["place"]).name for each in listed] == [
         f"rows.jsonl:{row + 1}" for row in rows
     ]
@@ -69,7 +71,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[ScriptedWorkplac
     )
     for row, fault in POISON.items():
         place.lay(THOUSAND[row], fault)
-    return place, place.run_here()
+    return place, quarantines(place, THOUSAND, sorted([*POISON, AGAIN]))
 
 
 def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
@@ -77,18 +79,11 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
     row of a bad text.
     """
     place, ended = thousand
-    assert ended.returncode == 3, ended.stderr
     assert "finished, but 5 rows could not be encoded" in ended.stderr
     assert "chunkvisor retry" in ended.stderr
-    assert_quarantined(place, THOUSAND, sorted([*POISON, AGAIN]))
     outcomes = {each["row"]: each["outcome"] for each in place.manifest()["quarantined"]}
-    assert outcomes == {
-        SEGFAULT: "crashed",
-        AGAIN: "crashed",
-        ASSERT: "device_fault",
-        VALUE_ERROR: "crashed",
-        NAN: "bad_output",
-    }
+    crashed = dict.fromkeys((SEGFAULT, AGAIN, VALUE_ERROR), "crashed")
+    assert outcomes == {**crashed, ASSERT: "device_fault", NAN: "bad_output"}
     assert place.status()["outputs"]["out"]["quarantined"] == 5
     chunks = re.findall(r"out chunk (\d+): looking for the text that fails", ended.stderr)
     assert sorted(chunks) == ["1", "3", "5", "8"], (
@@ -103,36 +98,27 @@ def test_retry_computes_the_bad_texts_only(
     quarantine.
     """
     place = thousand[0].copy(tmp_path / "place")
-    for row in (SEGFAULT, ASSERT, VALUE_ERROR):
-        place.lift(THOUSAND[row])
+    place.lift(*(THOUSAND[row] for row in (SEGFAULT, ASSERT, VALUE_ERROR)))
     calls = len(place.calls())
-    told = place.here("retry", str(place.workdir))
-    assert (told.returncode, "4 texts to try again" in told.stdout) == (0, True)
-    status = place.here("status", str(place.workdir)).stdout
+    assert "4 texts to try again" in place.does("retry").stdout
+    status = place.does("status").stdout
     assert status.startswith("stopped: the next run tries the rows without a vector again\n")
     assert "NaN" not in status
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
+    quarantines(place, THOUSAND, [NAN])
     computed = Counter(text for call in place.calls()[calls:] for text in call)
     control = computed.keys() - {f"t{row}" for row in POISON}
     assert len(control) <= 1  # a text that is known to be good, before one is blamed again
     # A vector that is bad again is looked at once more, after a canary.
     assert computed - Counter(control) == {f"t{row}": 2 if row == NAN else 1 for row in POISON}
-    assert_quarantined(place, THOUSAND, [NAN])
 
     place.lift(THOUSAND[NAN])
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
+    place.does("retry")
+    place.gives(THOUSAND)
     assert place.calls()[-1] == [f"t{NAN}"]
     assert len(place.calls()) == calls + 6 + len(control)
-    assert place.vectors().tobytes() == expected(THOUSAND).tobytes()
-    assert place.manifest()["quarantined"] == []
-    assert (
-        place.here("retry", str(place.workdir)).stdout
-        == "nothing to try again: every row that is done has its vector\n"
-    )
-    assert place.run_here().returncode == 0
+    nothing = "nothing to try again: every row that is done has its vector\n"
+    assert place.does("retry").stdout == nothing
+    place.ends(0)
     assert not list(place.workdir.glob("*.aside*"))  # the earlier final files were ours
 
 
@@ -153,10 +139,7 @@ def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
     """A vector that is bad only in company is computed alone, and the row is not in quarantine."""
     place = few(tmp_path / "place")
     place.lay("t5", "nan_beside!")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(FEW).tobytes()
-    assert place.manifest()["quarantined"] == []
+    place.gives(FEW)
     assert place.calls()[-1] == ["t5"]
     assert len(place.calls()) == 4  # with a canary
 
@@ -167,16 +150,13 @@ def test_on_bad_row_fail(tmp_path: Path) -> None:
     """
     place = few(tmp_path / "place", recovery__on_bad_row="fail")
     place.lay("t5", "value_error!")
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    ended = place.ends(78)
     last_words = ended.stderr[ended.stderr.index("chunkvisor: ") :]
     assert f"{place.source}:6" in last_words
     assert "this text is beyond me" in last_words
     assert "on_bad_row: quarantine" in last_words
     assert not (place.workdir / "out.npy").exists()
-    ended = place.run_here("--set", "recovery.on_bad_row=quarantine")
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, FEW, [5])
+    quarantines(place, FEW, [5], "--set", "recovery.on_bad_row=quarantine")
 
 
 def test_too_many_bad_rows(tmp_path: Path) -> None:
@@ -184,16 +164,12 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     on from there.
     """
     place = few(tmp_path / "place", recovery__max_bad_rows=2)
-    for text in ("t1", "t5", "t6"):
-        place.lay(text, "nan!")
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    place.lay(("t1", "t5", "t6"), "nan!")
+    ended = place.ends(78)
     assert "3 texts cannot be encoded" in ended.stderr
     assert "recovery.max_bad_rows is 2" in ended.stderr
     calls = len(place.calls())
-    ended = place.run_here("--set", "recovery.max_bad_rows=3")
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, FEW, [1, 5, 6])
+    quarantines(place, FEW, [1, 5, 6], "--set", "recovery.max_bad_rows=3")
     assert (
         len(place.calls()) <= calls + 4
     )  # a canary, the two of its chunk together, and each alone
@@ -206,14 +182,10 @@ def test_limit_counts_texts(tmp_path: Path) -> None:
     rows = ["t0", " ", " ", "t2", " ", "t3"]
     place = few(tmp_path / "place", rows, recovery__max_bad_rows=1)
     place.lay(" ", "nan!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 2, 4]
+    ended = quarantines(place, rows, [1, 2, 4])
     assert "the text is blank" in ended.stderr
     (printed,) = set(re.findall(r"`(--set [^`]*)` leaves such rows out", ended.stderr))
-    ended = place.run_here("--update", *shlex.split(printed))
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(["t0", "t2", "t3"]).tobytes()
+    place.gives(["t0", "t2", "t3"], "--update", *shlex.split(printed))
 
 
 def test_every_text_is_bad(tmp_path: Path) -> None:
@@ -221,16 +193,13 @@ def test_every_text_is_bad(tmp_path: Path) -> None:
     does the next.
     """
     place = few(tmp_path / "place", ["t0", "t1"])
-    for text in ("t0", "t1"):
-        place.lay(text, "value_error!")
+    place.lay(("t0", "t1"), "value_error!")
     for _ in range(2):
-        ended = place.run_here()
-        assert ended.returncode == 78, ended.stderr
+        ended = place.ends(78)
         assert "no text has been encoded so far (0 of 2)" in ended.stderr
         assert "this text is beyond me" in ended.stderr
     place.lift("t1")
-    assert place.run_here().returncode == 3
-    assert_quarantined(place, ["t0", "t1"], [0])
+    quarantines(place, ["t0", "t1"], [0])
 
 
 def test_parts_that_are_given_up(tmp_path: Path) -> None:
@@ -239,19 +208,14 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
     """
     place = few(tmp_path / "place")
     place.lay("t0", "crash!")
-    for text in ("t1", "t3"):
-        place.lay(text, "damage!")
-    ended = place.run_here()
-    assert ended.returncode == 75, ended.stderr
+    place.lay(("t1", "t3"), "damage!")
+    ended = place.ends(75)
     assert "not complete: out chunk 0 failed in every try" in ended.stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
-    calls = len(place.calls())
-    for text in ("t1", "t3"):
-        place.lift(text)
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, FEW, [0])
-    assert "t0" not in {text for call in place.calls()[calls:] for text in call}
+    before = len(place.encoded())
+    place.lift("t1", "t3")
+    quarantines(place, FEW, [0])
+    assert "t0" not in place.encoded()[before:]
 
 
 def test_run_in_which_everything_fails(tmp_path: Path) -> None:
@@ -260,10 +224,8 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     """
     texts = [f"t{number}" for number in range(64)]
     place = few(tmp_path / "place", texts, chunk__size=64, recovery__attempts=3)
-    for text in texts:
-        place.lay(text, "crash!")
-    ended = place.run_here()
-    assert ended.returncode == 69, ended.stderr
+    place.lay(texts, "crash!")
+    ended = place.ends(69)
     assert len(place.named("attempt_failed", "part_failed")) <= 64
     assert not place.named("quarantined")
     what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
@@ -287,25 +249,13 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
     template.lay("t1", "value_error!")
     template.lay("t6", "nan!")
     whole = template.copy(tmp_path / "whole")
-    assert whole.run_here().returncode == 3
-    assert_quarantined(whole, FEW, [1, 6])
+    quarantines(whole, FEW, [1, 6])
     # Not by the attempt: bad texts fail anew in each run.
-    told = sweep(
-        "each",
-        "after",
-        template.folder,
-        tmp_path / "each",
-        "chunkvisor.events.journal:Journal.write",
-        keys="output chunk start row",
-        share=f"3:{SOAK_SEED}" if SOAK_SEED else "9:a",
-        most=1000 if SOAK_SEED else 3,
-    )
-    for line in told:
-        assert line["returncode"] == 3, line
-        place = ScriptedWorkplace(Path(line["folder"]))
-        assert_quarantined(place, FEW, [1, 6])
+    keys: dict[str, Any] = {"keys": "output chunk start row", "most": 1000 if SOAK_SEED else 3}
+    told = "chunkvisor.events.journal:Journal.write"
+    for place in killed_anywhere(template, tmp_path / "each", "after", "9:a", told, code=3, **keys):
+        check_quarantine(place, [1, 6])
         assert (place.workdir / "out.npy").read_bytes() == (whole.workdir / "out.npy").read_bytes()
-    assert len(told) > 2
 
 
 @local_engine_only
@@ -316,37 +266,24 @@ def test_killed_after_parts_came_out_of_order(tmp_path: Path) -> None:
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t1", "nan_beside")
     place.lay("t2", "nan kill_both nan")
-    assert place.run().returncode == -signal.SIGKILL
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(FEW[:4]).tobytes()
-
-
-@dataclass(frozen=True)
-class Halfway:
-    """A workdir with parts and with a chunk that has bad texts."""
-
-    place: ScriptedWorkplace
-
-    def copy(self, folder: Path) -> ScriptedWorkplace:
-        """A copy in which nothing is in the way of the rest."""
-        made = self.place.copy(folder)
-        made.lift("t6")
-        return made
+    assert place.apart().returncode == -signal.SIGKILL
+    place.gives(FEW[:4])
 
 
 @pytest.fixture(scope="module")
-def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
-    """The first chunk is committed with a bad text; of the second, parts and a bad text are known."""
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+    """The first chunk is committed with a bad text; of the second, parts and a bad text are
+    known.
+    """
     place = few(tmp_path_factory.mktemp("halfway") / "place")
-    place.lay("t1", "value_error!")
-    place.lay("t5", "value_error!")
+    place.lay(("t1", "t5"), "value_error!")
     place.lay("t6", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     names = {path.name for path in (parts_folder(place) / "000001").iterdir()}
     assert "index.json" in names
     assert len(names) == 2
-    return Halfway(place)
+    place.lift("t6")
+    return place
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
@@ -354,15 +291,13 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
     "name", ["parts/000001/index.json", "parts/000001/*.npy", "parts/000000/index.json"]
 )
 def test_damaged(
-    halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]
+    halfway: ScriptedWorkplace, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     """What is damaged is computed again, and the result is the same."""
     place = halfway.copy(tmp_path / "place")
     (path,) = (place.hidden / "outputs/out/0001").glob(name)
     damage(path)
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, FEW, [1, 5])
+    quarantines(place, FEW, [1, 5])
 
 
 @local_engine_only  # it damages the part from inside the run
@@ -383,10 +318,8 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return forget_damaged(parts, dimension)
 
     monkeypatch.setattr(Parts, "forget_damaged", damage_first)
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
+    ended = quarantines(place, FEW[:4], [3])
     assert "chunk 0: stored vectors are damaged, and will be computed again" in ended.stderr
-    assert_quarantined(place, FEW[:4], [3])
     again = {text for call in place.calls()[-2:] for text in call}  # the first of them alone
     assert again == {f"t{text}" for text in damaged}
 
@@ -402,14 +335,8 @@ def test_bad_vectors_are_looked_at_once_more_together(tmp_path: Path, bad: int) 
     texts = [f"t{row}" for row in range(1000)]
     place = few(tmp_path / "place", texts, chunk__size=1000, recovery={"max_bad_rows": 1000})
     rows = [row for row in range(1000) if row * bad // 1000 != (row + 1) * bad // 1000]
-    for row in rows:
-        place.lay(texts[row], "nan!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    right = expected(texts)
-    right[rows] = np.nan
-    np.testing.assert_array_equal(place.vectors(), right)
-    assert [each["row"] for each in place.manifest()["quarantined"]] == rows
+    place.lay((texts[row] for row in rows), "nan!")
+    place.gives(texts, bad=rows)
     assert len(place.named("attempt_started")) <= 3
 
 
@@ -419,10 +346,8 @@ def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) 
     """
     texts = [f"t{row}" for row in range(1000)]
     place = few(tmp_path / "place", texts, chunk__size=1000)
-    for text in texts[::2]:
-        place.lay(text, "nan!")
-    ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
+    place.lay(texts[::2], "nan!")
+    ended = place.ends(78)
     assert "500 texts cannot be encoded" in ended.stderr
     assert "model.dtype float32" in ended.stderr
     assert len(place.named("attempt_started")) <= 3
@@ -436,50 +361,38 @@ def test_refused_texts_are_tried_again(tmp_path: Path) -> None:
     encoder completes.
     """
     texts = ["t0", "t1", "t2"]
-    outputs = {
-        "other": {"source": "rows.jsonl", "template": "{text}!"},
-        "out": {"source": "rows.jsonl", "column": "text"},
-    }
-    place = few(
-        tmp_path / "place",
-        texts,
-        outputs=outputs,
-        combine={"both": ["out", "other"]},
-        recovery__attempts=3,
-    )
-    for text in texts:
-        place.lay(text, "bad_input!")
+    other = {"source": "rows.jsonl", "template": "{text}!"}
+    both = {"outputs__other": other, "combine": {"both": ["out", "other"]}}
+    place = few(tmp_path / "place", texts, **both, recovery__attempts=3)
+    place.lay(texts, "bad_input!")
     for _ in range(3):
-        ended = place.run_here()
-        assert ended.returncode == 78, ended.stderr
+        ended = place.ends(78)
         assert "none of its texts can be encoded" in ended.stderr
         assert "retry" not in ended.stderr
     with pytest.raises(chunkvisor.ChunkvisorError) as refused:
         chunkvisor.run(place.config_path, progress=False)
     assert refused.value.code == 78
-    for text in texts:
-        place.lift(text)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(texts).tobytes()
-    assert np.load(place.workdir / "both.npy").shape == (3, 16)
+    place.lift(*texts)
+    place.gives(texts)
+    assert place.vectors("both").shape == (3, 16)
 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
-    """Facts that are lost while every text is done come back with a chunk that is computed again."""
+    """Facts that are lost while every text is done come back with a chunk that is computed
+    again.
+    """
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t1", "value_error!")
     place.lay("t3", "damage!")
-    assert place.run_here().returncode == 75
+    place.ends(75)
     place.lift("t3")
     if committed:
-        assert place.run_here("--set", "chunk.keep=true").returncode == 3
+        place.ends(3, "--set", "chunk.keep=true")
         (place.workdir / "out.npy").unlink()
         (place.workdir / "out.json").unlink()
     else:
-        # As a run leaves it that is killed when the last text of a chunk has its vector, before the
-        # commit.
+        # As a run leaves it that is killed when the last text of a chunk has its vector, before the commit.
         layout = Layout(place.workdir).output("out")
         ledger = ledger_of(layout)
         assert ledger is not None
@@ -487,9 +400,7 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
         ledger.parts(0).add_vectors(3, tmp_path / "last.npy", [3])
         assert not ledger.parts(0).pending_texts()
     (place.hidden / "outputs/out/0001/facts.json").unlink()
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, FEW[:4], [1])
+    quarantines(place, FEW[:4], [1])
 
 
 def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,8 +413,7 @@ def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (place.workdir / "out.npy").unlink()
 
     monkeypatch.setattr(finish, "publish", publish_in_vain)
-    ended = place.run_here()
-    assert ended.returncode == 75, ended.stderr
+    ended = place.ends(75)
     assert "out has no final file" in ended.stderr
     monkeypatch.undo()
-    assert place.run_here().returncode == 0
+    place.ends(0)

@@ -59,9 +59,7 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     }
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
+    workplace.ends(0)
     model = SentenceTransformer(str(minilm_path), device="cpu")
     plain = model.encode([text or "" for text in TEXTS], **ALIKE)
     np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-6)

@@ -58,8 +58,7 @@ def page_of(path: Path) -> Page:
 
 def report(place: ScriptedWorkplace) -> Page:
     """What `chunkvisor report` writes now."""
-    ended = place.here("report", str(place.workdir))
-    assert ended.returncode == 0, ended.stderr
+    ended = place.does("report")
     assert ended.stdout.strip() == str(place.workdir / "report.html")
     return page_of(place.workdir / "report.html")
 
@@ -76,7 +75,7 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     """
     place.lay("text 5", "crash")
 
-    assert place.run_here().returncode == 0
+    place.ends(0)
 
     page = page_of(place.workdir / "report.html")
     assert "complete out: 100 %, 12 of 12 rows, 3 of 3 chunks" in page.text
@@ -99,14 +98,10 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
 
 def test_a_report_goes_where_it_is_wanted(place: ScriptedWorkplace, tmp_path: Path) -> None:
     """-o names the file; where it cannot be written, the words say so."""
-    assert place.run_here().returncode == 0
+    place.ends(0)
 
-    assert (
-        place.here("report", str(place.workdir), "-o", str(tmp_path / "night.html")).returncode == 0
-    )
-    refused = place.here(
-        "report", str(place.workdir), "-o", str(tmp_path / "nowhere" / "night.html")
-    )
+    place.does("report", "-o", str(tmp_path / "night.html"))
+    refused = place.call("report", place.workdir, "-o", tmp_path / "nowhere" / "night.html")
 
     assert "complete" in page_of(tmp_path / "night.html").text
     assert refused.returncode == 74
@@ -118,16 +113,14 @@ def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
     run.
     """
     place.lay("text 5", "value_error!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     page = page_of(place.workdir / "report.html")
     assert "complete, but 1 row has no vector" in page.text
     assert f"{place.source}:6" in page.text
     assert "chunkvisor retry" in page.text
     place.write_config("scripted:make", chunk__size=4, recovery__on_bad_row="fail")
 
-    ended = place.run_here("--from-scratch", "--yes")
-
-    assert ended.returncode == 78
+    place.ends(78, "--from-scratch", "--yes")
     page = page_of(place.workdir / "report.html")
     assert "halted" in page.text
     assert "do: Correct or remove the row" in page.text
@@ -137,7 +130,7 @@ def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
 def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) -> None:
     """What is missing or damaged is left out of the page."""
     place.lay("text 5", "crash")
-    assert place.run_here().returncode == 0
+    place.ends(0)
     events = place.hidden / "events.jsonl"
     match damage:
         case "no-journal":
@@ -160,7 +153,7 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     become plain words.
     """
     place.lay("text 5", "crash")
-    assert place.run_here().returncode == 0
+    place.ends(0)
     attempt = place.hidden / "outputs/out/0001" / "attempts" / "000001" / "001"
     hostile = (
         '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}{% endfor '
@@ -212,7 +205,7 @@ def test_a_journal_cannot_show_files_from_elsewhere(
 ) -> None:
     """Logs are looked up in the workdir by output and number, whatever path a journal gives."""
     place.lay("text 5", "crash")
-    assert place.run_here().returncode == 0
+    place.ends(0)
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "attempts" / "000000" / "001").mkdir(parents=True)
     (elsewhere / "attempts" / "000000" / "001" / "worker.log").write_text("private words")
@@ -241,7 +234,6 @@ def test_a_report_does_not_hold_up_the_end(
     ends as without.
     """
     monkeypatch.setattr(f"chunkvisor.show.{owner}", value)
-    ended = place.run_here()
-    assert ended.returncode == 0
+    ended = place.ends(0)
     assert not (place.workdir / "report.html").exists()
     assert ("Reporter is left out" in ended.stderr) == (owner == "report.render")

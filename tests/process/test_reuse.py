@@ -2,62 +2,34 @@
 another workdir.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import yaml
 
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
 FIRST = ["a", "b", "c", "a", "d", "e"]
 SECOND = ["x", "d", "y", "b", "x", "b", "e"]
-OF_MORE = {"source": "more.jsonl", "column": "text"}
 
 
-def write_more(place: ScriptedWorkplace, texts: Sequence[str], name: str = "more") -> None:
-    """The source of a second output."""
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    (place.folder / f"{name}.jsonl").write_text("".join(lines))
-
-
-def set_output(place: ScriptedWorkplace, name: str = "more", **keys: object) -> None:
-    """One more output, or other keys of one that is there."""
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"].setdefault(name, {"source": f"{name}.jsonl", "column": "text"}).update(keys)
-    place.config_path.write_text(yaml.safe_dump(config))
-
-
-def encoded(place: ScriptedWorkplace) -> list[str]:
-    """The texts that were encoded so far, in order."""
-    return [text for call in place.calls() for text in call]
-
-
-def vectors(place: ScriptedWorkplace, name: str) -> np.ndarray:
-    """A final file."""
-    return np.load(place.workdir / f"{name}.npy", allow_pickle=False)
-
-
-def manifest(place: ScriptedWorkplace, name: str) -> dict[str, object]:
-    """Of an output."""
-    found: dict[str, object] = json.loads((place.workdir / f"{name}.json").read_text())
-    return found
+def add(place: ScriptedWorkplace, texts: Sequence[str], name: str = "more", **keys: object) -> None:
+    """One more output over these texts."""
+    place.write_source(texts, name)
+    place.set(**{f"outputs.{name}": {"source": f"{name}.jsonl", "column": "text", **keys}})
 
 
 def test_finished_output_serves_a_new_one(tmp_path: Path) -> None:
     """A later output takes over what a finished one has."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
-    assert place.run_here().returncode == 0
-    assert place.here("clean", str(place.workdir)).returncode == 0
-    write_more(place, SECOND)
-    set_output(place)
-    assert place.run_here().returncode == 0
-    assert encoded(place)[5:] == ["x", "y"]
-    np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
+    place.ends(0)
+    place.does("clean")
+    add(place, SECOND)
+    place.ends(0)
+    assert place.encoded()[5:] == ["x", "y"]
+    place.has(SECOND, name="more")
 
 
 @pytest.mark.parametrize(
@@ -66,51 +38,41 @@ def test_finished_output_serves_a_new_one(tmp_path: Path) -> None:
 def test_nothing_to_take_over(tmp_path: Path, flags: list[str], keys: dict[str, Any]) -> None:
     """With `reuse: false`, and where the vectors would be others, everything is encoded."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
-    assert place.run_here().returncode == 0
-    write_more(place, SECOND)
-    set_output(place, **keys)
-    assert place.run_here(*flags).returncode == 0
-    assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == [
-        "b",
-        "d",
-        "e",
-        "x",
-        "y",
-    ]
+    place.ends(0)
+    add(place, SECOND, **keys)
+    place.ends(0, *flags)
+    assert {text.removeprefix("q: ") for text in place.encoded()[5:]} == set(SECOND)
+
+
+def times(folder: Path) -> dict[Path, tuple[int, int]]:
+    """When each file in the folder was changed."""
+    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in found.items()}
 
 
 def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     """Another workdir's vectors are taken over once and for all, and nothing of it is written."""
     other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)
-    assert other.run_here().returncode == 0
-    before = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
+    other.ends(0)
+    before = times(other.workdir)
     place = ScriptedWorkplace.make(
         tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)]
     )
     place.lay("y", "crash!")
-    assert place.run_here(
-        "--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail"
-    ).returncode not in (0, 3)
-    after = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
-    assert {path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in before.items()} == {
-        path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in after.items()
-    }
+    place.ends(78, "--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
+    assert times(other.workdir) == before
     (other.workdir / "out.npy").unlink()
     place.lift("y")
-    # after the crash a text that was taken over may have been the canary
-    calls = len(encoded(place))
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert not {"b", "d", "e"}.intersection(encoded(place)[calls:])
-    np.testing.assert_array_equal(place.vectors(), expected(SECOND))
+    calls = len(place.encoded())  # a text that was taken over may have been the canary
+    place.gives(SECOND)
+    assert not {"b", "d", "e"}.intersection(place.encoded()[calls:])
     assert str(other.workdir) in place.manifest()["reused"][0]["from"]
 
 
 def test_folder_that_is_no_workdir(tmp_path: Path) -> None:
     """A folder in reuse_from that is no workdir is refused by its name."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, reuse_from=["nowhere"])
-    ended = place.run_here()
-    assert ended.returncode == 78
+    ended = place.ends(78)
     assert "reuse_from" in ended.stderr
     assert str(tmp_path / "nowhere") in ended.stderr
 
@@ -119,26 +81,21 @@ def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
     """A row without a vector is not taken for one; after a mend, `retry` has only its text encoded,
     for all outputs.
     """
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
-    write_more(place, SECOND)
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
+    add(place, SECOND)
     place.lay("b", "value_error!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
-    assert [each["row"] for each in manifest(place, "more")["quarantined"]] == [3, 5]  # type: ignore[attr-defined]
-    write_more(place, ["b", "c"], "third")
-    set_output(place, "third")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert [each["row"] for each in manifest(place, "third")["quarantined"]] == [0]  # type: ignore[attr-defined]
+    place.gives(FIRST, bad=[1])
+    place.has(SECOND, [3, 5], "more")
+    add(place, ["b", "c"], "third")
+    place.ends(3)
+    place.has(["b", "c"], [0], "third")
     place.lift("b")
-    before = len(encoded(place))
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert set(encoded(place)[before:]) == {"b"}
+    before = len(place.encoded())
+    place.does("retry")
+    place.ends(0)
+    assert set(place.encoded()[before:]) == {"b"}
     for name, texts in {"out": FIRST, "more": SECOND, "third": ["b", "c"]}.items():
-        np.testing.assert_array_equal(vectors(place, name), expected(texts))
+        place.has(texts, name=name)
 
 
 TEXTS = [f"t{number}" for number in range(8)]
@@ -159,56 +116,46 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
     place = ScriptedWorkplace.make(
         tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before
     )
-    assert place.run_here().returncode == 0
-    done = len(encoded(place))
+    place.ends(0)
+    done = len(place.encoded())
     place.write_source(NEW_TEXTS)
-    set_output(place, "out", dtype=after)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(encoded(place)[done:]) == sorted(new)
+    place.set(outputs__out__dtype=after)
+    ended = place.ends(0, "--update")
+    assert sorted(place.encoded()[done:]) == sorted(new)
     assert ("which is rounded" in ended.stderr) == (before == "float16")
     assert {path.name for path in place.workdir.glob("out*")} == {"out.npy", "out.json"}
     fresh = ScriptedWorkplace.make(
         tmp_path / "fresh", NEW_TEXTS, chunk__size=3, outputs__out__dtype=after
     )
-    assert fresh.run_here().returncode == 0
+    fresh.ends(0)
     assert (place.workdir / "out.npy").read_bytes() == (fresh.workdir / "out.npy").read_bytes()
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    assert "complete already" in place.run_here().stderr
+    place.does("verify")
+    assert "complete already" in place.ends(0).stderr
 
 
 def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
     """Finished tables serve another output, another workdir, and `retry`."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    set_output(place, "out", format="parquet")
-    assert place.run_here().returncode == 0
-    done = len(encoded(place))
-    set_output(place, format="parquet")
+    place.set(outputs__out__format="parquet")
+    place.ends(0)
+    done = len(place.encoded())
     more = [*TEXTS[::-1], "n1", "bad"]
-    write_more(place, more)
+    add(place, more, format="parquet")
     place.lay("bad", "value_error!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
+    ended = place.ends(3)
     assert "8 of 10 texts already have a vector, from output out" in ended.stderr
-    assert set(encoded(place)[done:]) == {"bad", "n1", TEXTS[-1]}  # the last one is the canary
+    assert set(place.encoded()[done:]) == {"bad", "n1", TEXTS[-1]}  # the last one is the canary
 
-    other = ScriptedWorkplace.make(
-        tmp_path / "other",
-        more,
-        chunk__size=3,
-        reuse_from=[str(place.workdir)],
-    )
-    assert other.run_here().returncode == 0
-    assert encoded(other) == ["bad"]
-    np.testing.assert_array_equal(other.vectors(), expected(more))
+    from_place = {"reuse_from": [str(place.workdir)]}
+    other = ScriptedWorkplace.make(tmp_path / "other", more, chunk__size=3, **from_place)
+    other.gives(more)
+    assert other.encoded() == ["bad"]
     place.lift("bad")
-    done = len(encoded(place))
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
-    assert encoded(place)[done:] == ["bad"]
-    assert (
-        pq.read_table(place.workdir / "more.parquet")["vector"].to_pylist()
-        == expected(more).tolist()
-    )
-    assert place.here("verify", str(place.workdir)).returncode == 0
+    done = len(place.encoded())
+    place.does("retry")
+    place.ends(0)
+    assert place.encoded()[done:] == ["bad"]
+    table = pq.read_table(place.workdir / "more.parquet")
+    assert table["vector"].to_pylist() == expected(more).tolist()
+    place.does("verify")

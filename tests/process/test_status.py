@@ -123,7 +123,7 @@ def test_a_path_without_a_name_is_no_workdir(
     is.
     """
     monkeypatch.chdir(tmp_path)
-    ended = ScriptedWorkplace(tmp_path).here(command, ".")
+    ended = ScriptedWorkplace(tmp_path).call(command, ".")
     assert ended.returncode == 78, ended.stderr
     assert ". is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())

@@ -119,7 +119,7 @@ def test_pipe(place: ScriptedWorkplace) -> None:
     """
     place.lay("t0", "crash")
     release(place)
-    ended = place.run()
+    ended = place.apart()
     assert (ended.returncode, ended.stdout) == (0, "")
     assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), (
         ended.stderr

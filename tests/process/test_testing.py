@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import chunkvisor
 from chunkvisor import testing
 from chunkvisor.testing import FAULTS
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
-from harness import Workplace, expected, local_engine_only
+from harness import Workplace, local_engine_only
 
 pytestmark = local_engine_only
 
@@ -84,7 +83,7 @@ def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary
     assert sorted(told.failed()) == [
         (chunk, OUTCOMES[name]) for chunk, name in enumerate(names, start=1)
     ]
-    np.testing.assert_array_equal(workplace.vectors(), expected(texts))
+    workplace.has(texts)
     assert list(temporary.iterdir()) == []
 
 
@@ -100,7 +99,7 @@ def test_a_fault_that_ends_the_run(workplace: Workplace) -> None:
 
     assert fault.struck == 1
     assert told.failed() == [(1, "hardware_fault")]
-    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
+    workplace.has(TEXTS)
 
 
 def test_every_outcome_has_its_fault() -> None:
@@ -172,8 +171,8 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
     """
     prepared(workplace)
     with testing.fault("device_fault", chunk=1):
-        assert workplace.run().returncode == 0
-    failed = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+        workplace.ends(0)
+    failed = workplace.named("attempt_failed")
     assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
     (log,) = workplace.hidden.glob("outputs/out/0001/attempts/000001/001/worker.log")
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()

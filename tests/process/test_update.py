@@ -6,12 +6,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
 
-from harness import SOAK_SEED, expected, sweep
-from scripted_workplace import ScriptedWorkplace
+from killed import killed_anywhere
+from scripted_workplace import ScriptedWorkplace, made_once
 
 TEXTS = [f"t{number}" for number in range(12)]
 
@@ -25,132 +23,98 @@ CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
-    """A finished output, to be copied."""
-    made = ScriptedWorkplace.make(
-        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=4
-    )
-    assert made.run_here().returncode == 0
+@made_once
+def finished(folder: Path) -> ScriptedWorkplace:
+    """A finished output."""
+    made = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
+    made.ends(0)
     return made
 
 
-def calls(place: ScriptedWorkplace) -> list[str]:
-    """The texts that were encoded so far."""
-    return [text for call in place.calls() for text in call]
+@pytest.fixture
+def place(tmp_path: Path) -> ScriptedWorkplace:
+    """A copy of it."""
+    return finished(tmp_path / "place")
 
 
 def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:
     """Final file and manifest are those of the texts, as a fresh run would make them, and nothing
     lies about.
     """
-    np.testing.assert_array_equal(place.vectors(), expected(texts))
+    place.has(texts)
     assert place.manifest()["rows"] == len(texts)
-    ended = place.here("verify", str(place.workdir))
-    assert ended.returncode == 0, ended.stdout
+    place.does("verify")
     assert not [path for path in place.hidden.iterdir() if path.name.startswith("out.")]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes(finished: ScriptedWorkplace, tmp_path: Path, change: str) -> None:
+def test_changes(place: ScriptedWorkplace, tmp_path: Path, change: str) -> None:
     """Only new texts are encoded, as few chunks as they fill; without --update the change is
     refused by that name.
     """
-    place = finished.copy(tmp_path / "place")
     make, new = CHANGES[change]
-    texts, before = make(TEXTS), len(calls(place))
+    texts, before = make(TEXTS), len(place.encoded())
     place.write_source(texts)
-    refused = place.run_here()
-    assert refused.returncode == 78
-    assert "--update" in refused.stderr
+    assert "--update" in place.ends(78).stderr
     assert_final(place, TEXTS)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(calls(place)[before:]) == sorted(new)
-    opened = next(each for each in reversed(place.events()) if each["event"] == "output_opened")
-    assert opened["chunks"] == -(-len(new) // 4)
+    place.ends(0, "--update")
+    assert sorted(place.encoded()[before:]) == sorted(new)
+    assert place.named("output_opened")[-1]["chunks"] == -(-len(new) // 4)
     assert_final(place, texts)
     manifest = place.manifest()
     assert manifest["generation"] == 2
     assert sum(each["texts"] for each in manifest.get("reused", [])) == len(set(texts)) - len(new)
     fresh = ScriptedWorkplace.make(tmp_path / "fresh", texts, chunk__size=4)
-    assert fresh.run_here().returncode == 0
+    fresh.ends(0)
     assert (fresh.workdir / "out.npy").read_bytes() == (place.workdir / "out.npy").read_bytes()
-    assert place.run_here().returncode == 0
-    assert place.run_here("--update").returncode == 0
-    assert sorted(calls(place)[before:]) == sorted(new)
+    place.ends(0)
+    place.ends(0, "--update")
+    assert sorted(place.encoded()[before:]) == sorted(new)
 
 
-def test_other_template(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+def test_other_template(place: ScriptedWorkplace) -> None:
     """Another template is a change of the texts; another model or normalisation is refused with
     --update as well.
     """
-    place = finished.copy(tmp_path / "place")
-    config = yaml.safe_load(place.config_path.read_text())
-    del config["outputs"]["out"]["column"]
-    config["outputs"]["out"]["template"] = "{text}"
-    place.config_path.write_text(yaml.safe_dump(config))
-    before = len(calls(place))
-    assert place.run_here().returncode == 78
-    assert place.run_here("--update").returncode == 0
-    assert len(calls(place)) == before
+    place.set(outputs__out={"source": str(place.source), "template": "{text}"})
+    before = len(place.encoded())
+    place.ends(78)
+    place.ends(0, "--update")
+    assert len(place.encoded()) == before
     assert_final(place, TEXTS)
-    ended = place.run_here("--update", "--set", "encode.prompt=x")
-    assert ended.returncode == 78
+    ended = place.ends(78, "--update", "--set", "encode.prompt=x")
     assert "--update" not in ended.stderr
     assert_final(place, TEXTS)
 
 
-def test_source_that_changes_again(finished: ScriptedWorkplace, tmp_path: Path) -> None:
+def test_source_that_changes_again(place: ScriptedWorkplace) -> None:
     """What a run has encoded that was to update stays encoded when the source changes once more."""
-    place = finished.copy(tmp_path / "place")
-    before = len(calls(place))
+    before = len(place.encoded())
     place.write_source([*TEXTS, *(f"n{number}" for number in range(8)), "last"])
     place.lay("last", "crash!")
     stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
-    assert place.run_here("--update", *stops).returncode not in (0, 3)
-    done = calls(place)[before:]
+    place.ends(78, "--update", *stops)
+    done = place.encoded()[before:]
     assert {f"n{number}" for number in range(8)} <= set(done)
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.has(TEXTS)
     assert place.manifest()["rows"] == len(TEXTS)
     texts = ["m0", *(f"n{number}" for number in range(8)), *TEXTS[5:]]
     place.write_source(texts)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert calls(place)[before + len(done) :] == ["m0"]
+    place.ends(0, "--update")
+    assert place.encoded()[before + len(done) :] == ["m0"]
     assert_final(place, texts)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
-    """Killed at any change of a name or of a record, an update goes on with the same command or a
-    plain run.
+def test_killed_anywhere(place: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
+    """Killed at any change of a name or of a record, an update goes on with the same command or a plain run.
 
     Final file and manifest fit together after each kill, and no text is encoded twice.
     """
-    place = finished.copy(tmp_path / "place")
     texts = ["n0", *TEXTS[6:], *TEXTS[:2], "n1"]
     place.write_source(texts)
-    targets = (
-        "pathlib:Path.rename",
-        "pathlib:Path.replace",
-        "pathlib:Path.unlink",
-        "shutil:rmtree",
-    )
-    chance = random.Random(SOAK_SEED or 0)
-    share = "1:" if SOAK_SEED else f"4:{chance.random()}"
-    told = sweep(
-        "each",
-        when,
-        place.folder,
-        tmp_path / "scratch",
-        *targets,
-        command="run config.yaml --update",
-        share=share,
-    )
-    assert len(told) > 3
-    for line in told:
-        left = ScriptedWorkplace(Path(line["folder"]))
-        assert line["returncode"] == 0, (line["call"], line["stderr"])
+    share = f"4:{random.Random(0).random()}"
+    update = "run config.yaml --update"
+    for left in killed_anywhere(place, tmp_path / "scratch", when, share, command=update):
         assert_final(left, texts)
-        assert sorted(set(calls(left)[12:])) == ["n0", "n1"], line["call"]
+        assert sorted(set(left.encoded()[12:])) == ["n0", "n1"]

@@ -9,27 +9,26 @@ import numpy as np
 import pytest
 
 from chunkvisor.store.records import digest_file, read_sealed, write_sealed
+from damaged import flip
 from harness import expected, kill, wait_for
-from scripted_workplace import ScriptedWorkplace
+from scripted_workplace import ScriptedWorkplace, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
+@made_once
+def finished(folder: Path) -> ScriptedWorkplace:
     """A complete workdir with its chunks, and the remains of a failed attempt."""
-    place = ScriptedWorkplace.make(
-        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=2, chunk__keep=True
-    )
+    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, chunk__keep=True)
     place.lay("t0", "crash")
-    assert place.run_here().returncode == 0
+    place.ends(0)
     return place
 
 
 @pytest.fixture
-def place(finished: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
+def place(tmp_path: Path) -> ScriptedWorkplace:
     """A copy of it."""
-    return finished.copy(tmp_path / "place")
+    return finished(tmp_path / "place")
 
 
 def final(place: ScriptedWorkplace) -> Path:
@@ -50,13 +49,6 @@ def state(place: ScriptedWorkplace, name: str) -> Path:
 def chunk(place: ScriptedWorkplace) -> Path:
     """The first chunk."""
     return min(state(place, "chunks").rglob("*.npy"))
-
-
-def flip(path: Path) -> None:
-    """One bit is another."""
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
 
 
 def cut(path: Path) -> None:
@@ -98,8 +90,7 @@ def test_verify_finds(
 ) -> None:
     """Each kind of damage is named with its file, and is exit 74."""
     damage(place)
-    ended = place.here("verify", str(place.workdir))
-    assert ended.returncode == 74, ended
+    ended = place.does("verify", code=74)
     assert words in ended.stderr
     assert "damaged, changed or missing" in ended.stderr
 
@@ -107,14 +98,9 @@ def test_verify_finds(
 def test_a_damaged_chunk_that_no_run_needs_is_cleaned_away(place: ScriptedWorkplace) -> None:
     """`verify` names `clean`, after which nothing is damaged."""
     flip(chunk(place))
-    ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, "`chunkvisor clean` removes chunk files" in ended.stderr) == (
-        74,
-        True,
-    )
-    assert place.here("clean", str(place.workdir)).returncode == 0
-    ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n")
+    assert "`chunkvisor clean` removes chunk files" in place.does("verify", code=74).stderr
+    place.does("clean")
+    assert place.does("verify").stdout == "2 files checked: all are intact\n"
 
 
 @pytest.mark.parametrize("lost", ["record", "chunk"])
@@ -124,42 +110,34 @@ def test_retry_finds_what_the_manifest_lists(tmp_path: Path, lost: str) -> None:
     """
     place = ScriptedWorkplace.make(tmp_path / "quarantined", TEXTS, chunk__size=2)
     place.lay("t2", "nan!")
-    assert place.run_here().returncode == 3
+    place.ends(3)
     (record,) = state(place, "parts").glob("*/index.json")
     damaged = next(state(place, "chunks").rglob(f"{record.parent.name}-*.npy"))
     {"record": record, "chunk": damaged}[lost].unlink()
     place.lift("t2")
 
-    ended = place.here("retry", str(place.workdir))
-    assert ended.stdout.startswith("1 text to try again"), ended
-    ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, "not complete" in ended.stdout) == (0, True), ended
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert place.does("retry").stdout.startswith("1 text to try again")
+    assert "not complete" in place.does("verify").stdout
+    place.gives(TEXTS)
 
 
 def test_clean(place: ScriptedWorkplace) -> None:
     """Chunks, attempts and texts go, final files stay; the run still is complete, and can still
     mend damage.
     """
-    assert place.run_here().returncode == 0  # it reads the source again, which was copied
+    place.ends(0)  # it reads the source again, which was copied
     kept = {path: path.read_bytes() for path in (final(place), manifest(place))}
     assert any(state(place, "attempts").rglob("worker.log"))
-    ended = place.here("clean", str(place.workdir))
-    assert ended.returncode == 0
-    assert "files removed" in ended.stdout
+    assert "files removed" in place.does("clean").stdout
     assert not any(state(place, name).exists() for name in ("chunks", "attempts"))
     assert {path.name for path in state(place, "table").iterdir()} == {"index.bin", "table.json"}
     assert {path: path.read_bytes() for path in kept} == kept
     calls = len(place.calls())
-    ended = place.run_here()
-    assert ended.returncode == 0
-    assert "complete already" in ended.stderr
+    assert "complete already" in place.ends(0).stderr
     assert len(place.calls()) == calls
-    assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
+    assert place.does("clean").stdout == "0 files removed, 0 B freed\n"
     flip(final(place))
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS)
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
@@ -169,7 +147,7 @@ def test_clean_leaves_what_is_needed(
     """An output that is not finished, or whose final file is damaged, keeps everything."""
     damage(final(place))
     files = sorted(place.workdir.rglob("*"))
-    assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
+    assert place.does("clean").stdout == "0 files removed, 0 B freed\n"
     assert sorted(place.workdir.rglob("*")) == files
 
 
@@ -179,13 +157,10 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     """
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
     place.lay("t2", "wait")
-    process = place.start("run", str(place.config_path))
+    process = place.begin()
     wait_for(lambda: len(place.calls()) == 2)
-    for arguments in (("run", str(place.config_path)), ("clean", str(place.workdir))):
-        ended = place.here(*arguments)
-        assert ended.returncode == 75
-        assert f"another run (pid {process.pid} on " in ended.stderr
+    for command in ("run", "clean"):
+        assert f"another run (pid {process.pid} on " in place.does(command, code=75).stderr
     assert process.poll() is None
     kill(process)
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    place.gives(TEXTS)

@@ -138,8 +138,7 @@ def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
 
     if why != "fail":
         unforkable(workplace, why, "auto")
-        ended = workplace.ends(0, env={"UNFORKABLE": why})
-        workplace.has(PLAIN)
+        ended = workplace.gives(PLAIN, env={"UNFORKABLE": why})
         assert {how for _, _, how in starts(workplace)} == {"fresh"}
         assert ended.stderr.count(words) == 1
 
@@ -151,8 +150,7 @@ def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -
     """
     unforkable(workplace, harmless, "warm")
 
-    workplace.ends(0, env={"UNFORKABLE": harmless})
-    workplace.has(PLAIN)
+    workplace.gives(PLAIN, env={"UNFORKABLE": harmless})
     assert {how for _, _, how in starts(workplace)} == {"warm"}
 
 

@@ -33,8 +33,7 @@ def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
         [f"text number {number} " + "and more " * (number % 40) for number in range(64)]
     )
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=40)
-    ended = workplace.call("tune", str(workplace.config_path), "--json", "--write")
-    assert ended.returncode == 0, ended.stderr
+    ended = workplace.does("tune", "--json", "--write")
     found = json.loads(ended.stdout)["candidates"]
     # float32, three budgets, two workers
     assert len(found) >= 5 + has_bfloat16()
@@ -44,4 +43,4 @@ def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
         assert each["texts_per_s"] > 0
         assert each["least_cosine"] > 0.99
     assert not workplace.workdir.exists()
-    assert workplace.run().returncode == 0
+    workplace.ends(0)
