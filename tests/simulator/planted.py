@@ -1,7 +1,9 @@
-"""Bugs of one line, planted in the real loop and the real ledger: lives have to find them.
+"""Bugs of one line that are planted in the real program: a history or a life has to find each.
 
-Each is a line of the program's text and what stands there instead, so that a bug can be in the
-middle of a function.
+To plant another one, copy some code that stands once in a function into `right`, write what is to
+stand there instead into `wrong`, and run `pytest tests/simulator -k PART_OF_ITS_NAME`. The function
+is compiled anew with that change; nothing else is different. `python -m tests.simulator --bug NAME`
+plays fresh lives with the bug, and prints how to replay the first that breaks.
 """
 
 import inspect
@@ -16,6 +18,7 @@ from typing import Any
 from chunkvisor.core import loop
 from chunkvisor.core.attempt import RunningAttempt
 from chunkvisor.core.loop import Loop
+from chunkvisor.core.policy import FailureHistory
 from chunkvisor.core.scheduler import Scheduler
 from chunkvisor.core.store import ResultStore
 from chunkvisor.store.ledger import Parts
@@ -23,18 +26,22 @@ from chunkvisor.store.ledger import Parts
 
 @dataclass(frozen=True)
 class Bug:
-    """A changed line."""
+    """Wrong code in the place of right code."""
 
     owner: Any
+    """The class or the module that has the function."""
     function: str
     right: str
     wrong: str
     seed: int = 0
-    """Of a small life that finds it, or a little before one."""
+    """Where to begin to look for a small life that finds the bug."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Have the function with the wrong line in the place of the right one."""
+        """Replace the function while the context lasts.
+
+        Raises AssertionError if the right code does not stand in it exactly once.
+        """
         found = inspect.getattr_static(self.owner, self.function)
         function = found.fget if isinstance(found, property) else found
         assert isinstance(function, FunctionType)
@@ -54,7 +61,78 @@ class Bug:
             setattr(self.owner, self.function, found)
 
 
-BUGS = {
+BUGS_FOR_HISTORIES = {
+    "go before the verdict": Bug(
+        Scheduler,
+        "attempt_finished",
+        "self._tidy(device)",
+        "self._open_gates(device, now_s)",
+    ),
+    "a wider lesson replaces a narrower": Bug(
+        FailureHistory,
+        "lower",
+        "self._lessons[kind] = new",
+        "self._lessons[kind] = new = limit",
+    ),
+    "a text alone is taken for a proof": Bug(
+        Scheduler,
+        "_history",
+        "any_text_succeeded=end.any_text_succeeded",
+        "any_text_succeeded=end.any_text_succeeded or len(task.texts) == 1",
+    ),
+    "a text is blamed at the first look": Bug(
+        Scheduler,
+        "_history",
+        "charged_failures=task.charged_failures.count(verdict.outcome)",
+        "charged_failures=1",
+    ),
+    "canaries that fail are not counted": Bug(
+        Scheduler,
+        "_history",
+        "failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s)",
+        "failed_canaries=0",
+    ),
+    "a broken GPU gets warm workers for ever": Bug(
+        Scheduler,
+        "_start",
+        "cold_start=task.cold_start or device.cold_start",
+        "cold_start=False",
+    ),
+    "wait_timeout is summed over workers": Bug(
+        FailureHistory,
+        "note",
+        "_Streak(0, now_s, -math.inf))",
+        "_Streak(0, now_s, -math.inf)); streak.first_s -= 5",
+    ),
+    "no device is suspected": Bug(
+        Scheduler,
+        "_fail",
+        "device.needs_canary = device.needs_canary or needs_canary",
+        "pass",
+    ),
+    "what was salvaged counts only once it is stored": Bug(
+        Scheduler,
+        "_history",
+        "output_has_vectors=bool(end.done) or ",
+        "output_has_vectors=",
+    ),
+    "nobody is asked to leave, nor ended in time": Bug(
+        Scheduler,
+        "_drain",
+        "in self.workers.values()",
+        "in ()",
+    ),
+    "splits count as fruitless": Bug(
+        Scheduler,
+        "_split",
+        "texts = list(task.texts)",
+        "texts = list(task.texts); self._failures.note(Repeated.NO_PROGRESS)",
+    ),
+}
+"""By name, bugs that were mended once: a history holds each of them, however seldom a life meets
+it."""
+
+BUGS_FOR_LIVES = {
     "E8: the scheduler does not hear at once that a worker is gone": Bug(
         Loop,
         "_conclude",
@@ -178,3 +256,4 @@ BUGS = {
         "self._queue.pending()",
     ),
 }
+"""By name, bugs that a life finds."""

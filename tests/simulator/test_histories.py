@@ -10,9 +10,9 @@ import pytest
 from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.messages import Limits
 
-from .bugs import BUGS
 from .histories import HISTORIES
 from .life import Life, simulate
+from .planted import BUGS_FOR_HISTORIES
 from .play import Play
 from .verdicts import Failure, asked
 from .world import Gpu, World
@@ -28,11 +28,11 @@ def test_history(given: dict[str, Any], history: str) -> None:
         assert ", ".join(play.line(happens)) == said, f"at: {happens}"
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_bug_put_back_fails_a_history(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", BUGS_FOR_HISTORIES)
+def test_a_bug_put_back_fails_a_history(bug: str) -> None:
     """What was mended once is held by a history, however seldom the lives of the simulator meet it."""
-    monkeypatch.setattr(*BUGS[bug])
-    assert not all(goes_as_told(given, history) for _, given, history in HISTORIES)
+    with BUGS_FOR_HISTORIES[bug].planted():
+        assert not all(goes_as_told(given, history) for _, given, history in HISTORIES)
 
 
 def lines_of(history: str) -> list[tuple[str, str]]:

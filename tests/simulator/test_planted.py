@@ -3,16 +3,16 @@
 import pytest
 
 from .life import simulate
-from .planted import BUGS
+from .planted import BUGS_FOR_LIVES
 from .watchdog import Broken
 
 LIVES = 1500
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", BUGS_FOR_LIVES)
 def test_a_planted_bug_is_found(name: str) -> None:
     """Some life, not far from the one that found it first, breaks by the bug."""
-    bug = BUGS[name]
+    bug = BUGS_FOR_LIVES[name]
     with bug.planted():
         for seed in range(bug.seed, bug.seed + LIVES):
             try:
