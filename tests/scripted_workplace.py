@@ -21,14 +21,15 @@ class ScriptedWorkplace(Workplace):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._faults = folder / "faults"
+        self.faults = folder / "faults"
+        """A file for each text that a fault is laid for."""
         self._calls = folder / "calls.jsonl"
 
     @classmethod
     def make(cls, folder: Path, texts: Sequence[str | None], **changes: Any) -> "ScriptedWorkplace":
         """A new one over the texts; `changes` as in `write_config`."""
         made = cls(folder)
-        made._faults.mkdir(parents=True)
+        made.faults.mkdir(parents=True)
         shutil.copy(ENCODERS / "scripted.py", folder)
         made.write_source(texts)
         # By its full path: the table of a copy is then still that of its source, and most runs need
@@ -50,16 +51,16 @@ class ScriptedWorkplace(Workplace):
     def lay(self, texts: str | Iterable[str], fault: str) -> None:
         """Have the fault happen when the text, or one of them, comes; see tests/encoders/scripted.py."""
         for text in [texts] if isinstance(texts, str) else texts:
-            (self._faults / _script(text)).write_text(fault)
+            (self.faults / _script(text)).write_text(fault)
 
     def lift(self, *texts: str) -> None:
         """Take the faults back."""
         for text in texts:
-            (self._faults / _script(text)).unlink()
+            (self.faults / _script(text)).unlink()
 
     def has_struck(self, text: str) -> bool:
         """Whether the fault has begun and will not come again: a copy from now on is without it."""
-        return not (self._faults / _script(text)).exists()
+        return not (self.faults / _script(text)).exists()
 
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import chunkvisor.store.records
@@ -23,7 +22,7 @@ from quickruns import be_quick
 
 from .crashes import Crash
 from .recording import Kind, Recording
-from .scenarios import BAD, Scenario, Try, finals_in, with_source
+from .scenarios import BAD, FAULTS, Scenario, Try, finals_in, with_source
 
 LIMIT_S = 60.0
 """Of a command; on a busy machine a resume takes a second."""
@@ -128,7 +127,7 @@ class End:
 
     code: int
     stderr: str
-    calls: list[Any]
+    calls: list[list[str]]
     """Of the encoder, by all commands so far."""
     finals: Mapping[str, bytes]
 
@@ -182,18 +181,15 @@ class Judge:
 
     def _play(self, crash: Crash, tries: tuple[Try, ...], *, mended: bool) -> Iterator[End]:
         case, source = self._scratch / "case", self._recording.folder.parent / "rows.jsonl"
-        self._scenario.lay_out(case, source)
-        for path in self._recording.folder.parent.glob("left-*"):
-            (case / path.name).touch()
-        if mended:
-            (case / "mended").touch()
+        # Whoever was to be killed has been killed, in the recording.
+        place = self._scenario.lay_out(case, source, FAULTS if mended else {"leave"})
         stats = self._rebuild(crash, case / "disk")
         for each in tries:
             words = with_source(each.words, source)
             code, stderr = run_command(
                 partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S
             )
-            yield End(code, stderr, _calls(case), finals_in(case / "disk"))
+            yield End(code, stderr, place.calls(), finals_in(case / "disk"))
             if code == 0 and each.final:
                 break
             stats = {}
@@ -211,20 +207,19 @@ class Judge:
             problems += self._broken(promises, end.calls, end.stderr)
         return [f"{problem}\n{end.stderr[-3000:]}" for problem in problems]
 
-    def _broken(self, promises: Promises, calls: Sequence[Any], stderr: str) -> list[str]:
+    def _broken(self, promises: Promises, calls: Sequence[Sequence[str]], stderr: str) -> list[str]:
         """Promises that were not kept by the first command after the power cut."""
         problems, scenario = [], self._scenario
-        encoded = [call for call in calls if isinstance(call, list)]
         # A text alone is a canary: attempts that follow a failure begin with one that has a vector.
         bad = any(text.startswith(BAD) for text in scenario.texts)
         again = [
             call
-            for call in encoded
+            for call in calls
             if promises.safe.intersection(call) and (len(call) > 1 or not bad)
         ]
         if again:
             problems.append(f"what was committed was encoded again: {again}")
-        texts = {text for call in encoded for text in call}
+        texts = {text for call in calls for text in call}
         if lost := promises.quarantined & texts:
             problems.append(f"what was quarantined was tried again: {sorted(lost)}")
         for chunk, count in promises.kept.items():
@@ -235,10 +230,13 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.reopened and not any(text.startswith(BAD) for text in texts):
             problems.append("what was to be tried again was not")
-        if promises.lesson and calls.count("oom") > 1:  # a run begins one step wider
+        lacked_memory = [
+            call for call in calls if len(call) > 1 and any(text.startswith("big") for text in call)
+        ]
+        if promises.lesson and len(lacked_memory) > 1:  # a run begins one step wider
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (encoded or " of up to " in stderr):
-            problems.append(f"what was complete was begun again: {encoded}")
+        if promises.complete and (calls or " of up to " in stderr):
+            problems.append(f"what was complete was begun again: {calls}")
         return problems
 
     def _rebuild(self, crash: Crash, disk: Path) -> dict[str, list[int]]:
@@ -273,11 +271,6 @@ def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
         state = path.lstat()
         found[state.st_ino] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
     return found
-
-
-def _calls(case: Path) -> list[Any]:
-    path = case / "calls.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _mark_is_whole(crash: Crash) -> bool:

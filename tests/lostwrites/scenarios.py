@@ -2,21 +2,23 @@
 of it.
 """
 
-import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from harness import write_lines
+from scripted_workplace import ScriptedWorkplace
 
-from .recording import HERE, Recorder, Recording
+from .recording import Recorder, Recording
 
 RUN = ("chunkvisor", "run", "config.yaml")
 SOURCE, LATER = "{source}", "{later}"
 """In a command: the full path of the source, and of the source as it is later."""
+FAULTS = {"poison": "value_error!", "crash": "crash!", "big": "oom!", "leave": "kill_both"}
+"""By the word that a text begins with, what happens when it comes; see tests/encoders/scripted.py."""
 BAD = ("poison", "crash")
 _CALL = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 
@@ -87,48 +89,44 @@ class Scenario:
         """Whether bad texts are harmless once that command has begun."""
         return any(command.mended for command in self.commands[: number + 1])
 
-    def lay_out(self, folder: Path, source: Path) -> None:
-        """Config and encoder, for a recording or for a rebuilt disk."""
-        folder.mkdir(exist_ok=True)
-        shutil.copy(HERE / "plugin.py", folder)
-        values: dict[str, Any] = {
-            "workdir": "disk/work",
-            "model": {"name": "test", "encoder": "plugin:make"},
-            "device": "cpu",
-            "chunk": {"size": 2},
-            "encode": {"batch_size": 2},
-            "workers": {"start": "fresh", "standby": 0},
-            "outputs": {"out": {"source": str(source), "column": "text"}},
-        }
+    def lay_out(
+        self, folder: Path, source: Path, harmless: Collection[str] = ()
+    ) -> ScriptedWorkplace:
+        """Make config, encoder and faults, for a recording or for a rebuilt disk.
+
+        Texts that begin with a harmless word have no fault.
+        """
+        place = ScriptedWorkplace.make(folder, ())
+        values: dict[str, Any] = {"workdir": "disk/work", "chunk.size": 2, "encode.batch_size": 2}
+        values["outputs.out.source"] = str(source)
         if self.second:
             more = {"source": str(source.with_name("more.jsonl")), "column": "text"}
-            values["outputs"]["two"] = more
-        for key, value in self.config.items():
-            *parents, last = key.split(".")
-            node = values
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = value
-        (folder / "config.yaml").write_text(yaml.safe_dump(values))
+            values["outputs.two"] = more
+        place.write_config("scripted:make", **{**values, **self.config})
+        for text in {*self.texts, *self.later}:
+            word = text.rstrip("0123456789")
+            if word in FAULTS and word not in harmless:
+                place.lay(text, FAULTS[word])
+        return place
 
     def record(self, folder: Path) -> Recording:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it
         should.
         """
         source = folder / "rows.jsonl"
-        self.lay_out(folder, source)
+        place = self.lay_out(folder, source)
         more = source.with_name("more.jsonl")
         for path, texts in (
             (source, self.texts),
             (_later(source), self.later),
             (more, self.second),
         ):
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+            write_lines(path, [{"text": text} for text in texts])
         (folder / "disk").mkdir()
         recorder, finals = Recorder(folder / "disk", folder / "log"), []
         for command in self.commands:
             if command.mended:
-                (folder / "mended").touch()
+                shutil.rmtree(place.faults)
             words = with_source(command.words, source)
             ended = recorder.run((*_CALL, *words[1:]), folder)
             assert ended.returncode == command.code, f"{words}: {ended}"
@@ -167,35 +165,15 @@ def _options(**values: object) -> tuple[str, ...]:
 
 FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
 MANY = ("g0", "g1", "g2", "crash0", "g3", "g4", "g0", "g5", "g6", "poison0", "g7")
-SCRATCH = (*RUN, *_options(model__name="other"))
+SCRATCH = (*RUN, *_options(encode__normalize="true"))
 PARQUET = (*RUN, *_options(outputs__out__format="parquet"))
 FLOAT16 = (*RUN, *_options(outputs__out__dtype="float16"))
 UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
 
-ENCODE = (
-    *(
-        "chunkvisor",
-        "encode",
-        SOURCE,
-        "--model",
-        "test",
-        "--encoder",
-        "plugin:make",
-        "--column",
-        "text",
-    ),
-    *(
-        "--device",
-        "cpu",
-        "--chunk-size",
-        "2",
-        "-o",
-        "disk/out/deep/v.npy",
-        "--workdir",
-        "disk/state",
-    ),
-)
+_OPTIONS = "--model test --encoder scripted:make --device cpu --column text --chunk-size 2"
+_PLACES = "-o disk/out/deep/v.npy --workdir disk/state"
+ENCODE = ("chunkvisor", "encode", SOURCE, *_OPTIONS.split(), *_PLACES.split())
 
 
 BOTH = frozenset({0, 3})
