@@ -3,9 +3,8 @@ says it all.
 
 `chaos.json` in the config's folder holds `seed`, `run`, `rate` (share of attempts that misbehave)
 and `poison` (share of texts that no attempt of the run can encode: half of them crash it, half come
-out as NaN); without the file the encoder does what good.py does. Before anything happens, its name
-is appended as a line to `injected` there. `model.kwargs` must be {"plan": {}}: the misbehaviours
-are those of misbehaving.py, whose own plan stays empty.
+out as NaN); without the file the encoder does what good.py does. `model.kwargs` must be {"plan":
+{}}: the misbehaviours are those of misbehaving.py, whose own plan stays empty.
 """
 
 import hashlib
@@ -16,44 +15,18 @@ import signal
 
 import misbehaving
 import numpy as np
-from misbehaving import MISBEHAVIOURS, NOTES, PLACE, SPEC, Call, lie
+from misbehaving import MISBEHAVIOURS, NOTES, PLACE, SPEC, Call
 
-WEIGHTS = {
-    # Many: what a run meets every night.
-    **dict.fromkeys(("cuda_oom", "cuda_oom_runtime_error", "nvml_assert", "cublas_alloc"), 4),
-    **dict.fromkeys(("segfault", "abort", "sigkill", "sigterm", "exit_0"), 4),
-    **dict.fromkeys(("cuda_700", "runtime_error", "memory_error"), 4),
-    **dict.fromkeys(("nan", "inf", "row_missing"), 4),
-    **dict.fromkeys(
-        ("half_a_file", "false_digest", "false_fingerprint", "false_dimension", "false_type"), 3
-    ),
-    **dict.fromkeys(("exit_20_after", "segfault_after"), 3),
-    # Some: bad manners.
-    **dict.fromkeys(("value_error", "surrogate_message"), 2),
-    **dict.fromkeys(("system_exit_0", "no_file_may_open"), 2),
-    **dict.fromkeys(("no_file_may_grow", "list"), 2),
-    **dict.fromkeys(("fault_garbage", "fault_is_a_pipe"), 2),
-    **dict.fromkeys(("beat_garbage", "close_streams"), 2),
-    **dict.fromkeys(("forget_the_texts", "change_the_texts", "child_then_die"), 2),
-    **dict.fromkeys(("child_and_finish", "float64"), 2),
-    # Few: what takes seconds, or ends the run.
-    **dict.fromkeys(("sleep", "deaf_sleep", "hold_the_gil", "sigstop", "disk_full", "hub_429"), 1),
-    **dict.fromkeys(
-        ("sleep_after", "leave_a_thread", "import_error", "no_gpu", "remove_the_attempt"), 1
-    ),
-}
-"""What happens, by how often. Left out is what nobody could tell from the truth: other vectors in
-the right shape."""
-
-FALSE = {
-    "false_digest": lie(digest="0" * 64),
-    "false_fingerprint": lie(fingerprint="another"),
-    "false_dimension": lie(facts={"dimension": 9, "dtype": "", "max_length": None, "versions": {}}),
-    "false_type": lie(digest=7),
-}
-NEEDS_CALL = {"nan", "inf", "zero_row", "float64", "list"} | {
-    name for name in WEIGHTS if name.startswith(("row_", "one_", "no_dim"))
-}
+SELDOM = (
+    *("sleep", "deaf_sleep", "hold_the_gil", "sigstop", "sleep_after", "leave_a_thread"),
+    *("fault_huge", "endless_log_then_die", "disk_full", "hub_429", "import_error", "no_gpu"),
+    "remove_the_attempt",
+)
+"""What takes seconds, or ends the run."""
+NEVER = "other_dimension"
+"""Of the first chunk it could not be told from the truth."""
+OF_VECTORS = ("nan", "inf", "float64", "int8", "list", "nothing", "row_missing")
+WEIGHTS = {name: 1 if name in SELDOM else 4 for name in sorted(MISBEHAVIOURS.keys() - {NEVER})}
 
 
 try:
@@ -73,42 +46,28 @@ def _chosen():
     if chance.random() >= CHAOS["rate"]:
         return None, ""
     (name,) = chance.choices(list(WEIGHTS), WEIGHTS.values())
-    moments = (
-        ["encode", "second"]
-        if name in NEEDS_CALL
-        else ["import", "load", "encode", "encode", "second"]
-    )
-    return name, chance.choice(moments)
-
-
-def _note(name):
-    with open(NOTES / "injected", "ab", buffering=0) as file:
-        file.write(f"{name}\n".encode())
+    moments = [] if name in OF_VECTORS else ["import", "load", "encode"]
+    return name, chance.choice([*moments, "encode", "second"])
 
 
 def _poison(texts, vectors):
     for row, text in enumerate(texts):
         chance = _chance("text", text)
         if chance.random() < CHAOS["poison"] / 2:
-            _note("poison_crash")
             os.kill(os.getpid(), signal.SIGSEGV)
         elif chance.random() < CHAOS["poison"] / 2:
-            _note("poison_nan")
             vectors[row] = np.nan
 
 
 def _misbehave(moment, call=None):
-    if moment != WHEN:
-        return None
-    _note(NAME)
-    return {**MISBEHAVIOURS, **FALSE}[NAME](call)
+    return MISBEHAVIOURS[NAME](call) if moment == WHEN else None
 
 
 class Encoder(misbehaving.Encoder):
     def encode(self, texts, batch_size):
         vectors = super().encode(texts, batch_size)
         _poison(texts, vectors)
-        moment = {1: "encode", 2: "second"}.get(self.calls, "")
+        moment = {1: "encode", 2: "second"}.get(self.calls, "later")
         changed = _misbehave(moment, Call(texts, batch_size, vectors))
         return vectors if changed is None else changed
 
