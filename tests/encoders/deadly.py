@@ -1,62 +1,57 @@
 """An encoder for which a text that begins with "do " is an order: it ends its worker, or fails, in
 the way it names.
 
-`do exit N`, `do signal N`, `do raise CLASS`, `do quote WORDS` (an error of its own that quotes the
-text), `do cuda N`, `do fit N` (larger batches run out of memory), `do nan`. More words may follow.
+`do exit N`, `do signal N`, `do raise CLASS`, `do quote WORDS` (an error that quotes the text), `do
+assert` (a device-side assert), `do fit N` (larger batches run out of memory), `do nan`. More words
+may follow. A text that begins with "bad" gets NaN as well. While a file `model.kwargs.mended`
+exists (without the key: `mended` in the current folder), all texts are harmless.
 """
 
-import errno
 import os
 import signal
+from pathlib import Path
 
 import good
 import numpy as np
 
-AcceleratorError = type("AcceleratorError", (RuntimeError,), {"__module__": "torch"})
-OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
-CPU_ALLOCATOR = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-    "tried"
+AcceleratorError = type(
+    "AcceleratorError", (RuntimeError,), {"__module__": "torch", "error_code": 710}
 )
+OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
 RAISED = {
-    "MemoryError": lambda: MemoryError(),
-    "ENOMEM": lambda: OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
-    "allocator": lambda: RuntimeError(CPU_ALLOCATOR),
-    "KeyboardInterrupt": lambda: KeyboardInterrupt(),
-    "ValueError": lambda: ValueError("this text is beyond me"),
-    "IndexError": lambda: IndexError("index out of range in self"),
-}
-CUDA = {
-    46: "CUDA-capable device(s) is/are busy or unavailable",
-    710: "device-side assert triggered",
+    "ValueError": ValueError("this text is beyond me"),
+    "IndexError": IndexError("index out of range in self"),
 }
 
 
 def obey(text, rows):
-    _, how, what, *_ = text.split()
+    _, how, *words = text.split()
     match how:
         case "exit":
-            os._exit(int(what))
+            os._exit(int(words[0]))
         case "signal":
-            os.kill(os.getpid(), int(what))
+            os.kill(os.getpid(), int(words[0]))
             signal.pause()
         case "raise":
-            raise RAISED[what]()
+            raise RAISED[words[0]]
         case "quote":
             raise RuntimeError("cannot encode: " + text)
-        case "cuda":
-            error = AcceleratorError(f"CUDA error: {CUDA[int(what)]}")
-            error.error_code = int(what)
-            raise error
-        case "fit" if rows > int(what):
+        case "assert":
+            raise AcceleratorError("CUDA error: device-side assert triggered")
+        case "fit" if rows > int(words[0]):
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class Encoder(good.Encoder):
+    def __init__(self, mended):
+        self.mended = Path(mended)
+
     def encode(self, texts, batch_size):
         vectors = super().encode(texts, batch_size)
+        if self.mended.exists():
+            return vectors
         for row, text in enumerate(texts):
-            if text.startswith("do nan"):
+            if text.startswith(("do nan", "bad")):
                 vectors[row] = np.nan
             elif text.startswith("do "):
                 obey(text, min(batch_size, len(texts)))
@@ -64,4 +59,4 @@ class Encoder(good.Encoder):
 
 
 def make(model, device):
-    return Encoder()
+    return Encoder(model.kwargs.get("mended", "mended"))

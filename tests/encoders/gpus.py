@@ -1,14 +1,19 @@
-"""Stands in for a model on a GPU: waits a moment for each chunk, and dies on one of the devices if
-told to.
+"""Stands in for a model on a GPU: waits `model.kwargs.wait_s` for each chunk, and fails as the others
+say.
 
-`model.kwargs.faulty` is that device's UUID (or every), and `fault` the CUDA error, [code, text];
-`at` is encode or load.
+`faulty` is the UUID of a device (or every), `at` is encode (the default) or load (in the factory).
+There the CUDA error `fault`, [code, text], is raised; or, with `message`, torch's error for a lack of
+memory in these words, at encode for calls of more than `fits` rows a batch. With `notes`, a folder,
+memory lacks only while there is a file `full`.
 """
 
 import os
 import time
+from pathlib import Path
 
 from good import Encoder
+
+OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
 
 
 class AcceleratorError(RuntimeError):
@@ -20,15 +25,16 @@ class AcceleratorError(RuntimeError):
 AcceleratorError.__module__ = "torch"
 
 
-ECC = [214, "uncorrectable ECC error encountered"]
-
-
-def fail_if_faulty(kwargs, at):
-    if kwargs.get("faulty") in ("every", os.environ["CUDA_VISIBLE_DEVICES"]) and at == kwargs.get(
-        "at", "encode"
-    ):
-        code, text = kwargs.get("fault", ECC)
+def fail_if_faulty(kwargs, at, rows=1):
+    is_faulty = kwargs.get("faulty") in ("every", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not is_faulty or at != kwargs.get("at", "encode"):
+        return
+    if "message" not in kwargs:
+        code, text = kwargs.get("fault", [214, "uncorrectable ECC error encountered"])
         raise AcceleratorError(f"CUDA error: {text}", code)
+    is_full = "notes" not in kwargs or (Path(kwargs["notes"]) / "full").exists()
+    if is_full and rows > kwargs.get("fits", 0):
+        raise OutOfMemoryError(kwargs["message"])
 
 
 class OnGpu(Encoder):
@@ -36,12 +42,12 @@ class OnGpu(Encoder):
         self.kwargs = kwargs
 
     def encode(self, texts, batch_size):
-        fail_if_faulty(self.kwargs, "encode")
+        fail_if_faulty(self.kwargs, "encode", min(batch_size, len(texts)))
         time.sleep(self.kwargs.get("wait_s", 0.0))
         return super().encode(texts, batch_size)
 
 
 def make(model, device):
-    assert device == "cuda"
+    assert device == "cuda" or "message" in model.kwargs
     fail_if_faulty(model.kwargs, "load")
     return OnGpu(model.kwargs)

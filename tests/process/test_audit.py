@@ -49,7 +49,7 @@ def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
     passes.
     """
     workplace.write_source(["bad one", *TEXTS[:9]])
-    workplace.write_config("picky:make")
+    workplace.write_config("deadly:make")
     workplace.ends(3)
 
     ended = workplace.does("audit", "--rows", "7")

@@ -74,7 +74,7 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row,
     by name.
     """
-    given = prepare(workplace, "debug_cuda", "picky:make")
+    given = prepare(workplace, "debug_cuda", "deadly:make")
     workplace.write_source(["one", "two", "bad", "three"])
     source = f"--set=outputs.suspects.source={workplace.source}"
     given += [source, "--set=outputs.suspects.sql=text"]

@@ -149,19 +149,19 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     mended = ("--set", f"model.kwargs.mended={desk.folder / 'mended'}")
-    ended = desk.encode(*mended, encoder="picky:make", code=3)
+    ended = desk.encode(*mended, encoder="deadly:make", code=3)
     again = f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl "
     assert again in ended.stderr
     desk.has(["one", "bad", "two"], [1])
     bad = desk.out.with_suffix(".quarantined.jsonl")
     assert [each["row"] for each in events_in(bad)] == [1]
     assert f"{bad} lists such rows" in ended.stderr
-    desk.encode(*mended, encoder="picky:make", code=3)
+    desk.encode(*mended, encoder="deadly:make", code=3)
     (desk.folder / "mended").touch()
     desk.call("retry", desk.state, code=0)
     verified = desk.call("verify", desk.state)
     assert "embeddings is not complete: 2 of 3 rows" in verified.stdout, verified
-    desk.encode(*mended, encoder="picky:make")
+    desk.encode(*mended, encoder="deadly:make")
     desk.has(["one", "bad", "two"])
     assert not bad.exists()
     assert list(desk.state.iterdir()) == [mine], "what else is in that folder stays there"

@@ -190,7 +190,8 @@ def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tr
     """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for
     others.
     """
-    gpus.write_config("memory:make", device="cuda", model__kwargs={"at": "load", "message": said})
+    kwargs = {"faulty": "every", "at": "load", "message": said}
+    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
     assert "no other process held much of it" in gpus.ends(69).stderr
     assert gpus.status()["attempts"] == {"gpu_busy": tries}
 
@@ -198,8 +199,8 @@ def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tr
 def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> None:
     """Torch names who holds what is missing: no text is blamed for it."""
     gpus.write_source(FEW)
-    kwargs = {"at": "encode", "message": message(1.0, 6.9), "notes": str(gpus.folder)}
-    gpus.write_config("memory:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
+    kwargs = {"faulty": "every", "message": message(1.0, 6.9), "notes": str(gpus.folder)}
+    gpus.write_config("gpus:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
     (gpus.folder / "full").touch()
     process = gpus.begin()
     wait_for(lambda: gpus.named("waiting"))
@@ -216,12 +217,12 @@ def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
     """
     workplace.write_source(TEXTS)
     kwargs = {
-        "at": "encode",
+        "faulty": "every",
         "fits": 6,
         "message": "CUDA out of memory. Tried to allocate 1.00 GiB.",
     }
     workers = {"standby": 1, "start": "fresh"}
-    workplace.write_config("memory:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
+    workplace.write_config("gpus:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
     workplace.ends(0)
     assert workplace.status()["attempts"] == {"gpu_oom": 3, "committed": 4}
 

@@ -18,7 +18,7 @@ pytestmark = [needs("nbclient"), needs("ipykernel")]
 CELLS = {
     "start": 'import chunkvisor\nfew = {"model": "m", "device": "cpu", "chunk_size": 1, "set": '
     '["workers.standby=0"]}',
-    "lost": '_ = chunkvisor.encode(["one", "bad"], encoder="picky:make", **few)',
+    "lost": '_ = chunkvisor.encode(["one", "bad"], encoder="deadly:make", **few)',
     "refused": 'chunkvisor.encode(["one", 3], encoder="good:make", **few)',
     "no hub": 'few["set"] += ["recovery.wait_timeout=0.1"]\nchunkvisor.encode(["one"], **few)',
     "theirs": 'def texts():\n    yield 1 / 0\n\nchunkvisor.encode(texts(), encoder="good:make", '

@@ -238,7 +238,7 @@ def test_quarantined_texts_warn() -> None:
     with pytest.warns(
         chunkvisor.QuarantineWarning, match=r"1 row has no vector: texts\[1\]"
     ) as seen:
-        vectors = encode(["one", "bad", "two"], encoder="picky:make")
+        vectors = encode(["one", "bad", "two"], encoder="deadly:make")
     assert np.isnan(vectors[1]).all()
     np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
     assert seen[0].filename == __file__
@@ -251,7 +251,7 @@ def test_quarantined_texts_warn() -> None:
 def test_a_text_is_named_as_one_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
     """In warnings and the log the place of a text can be pasted."""
     with pytest.warns(chunkvisor.QuarantineWarning, match=r"no vector: texts\[1\]\n"):
-        encode(["one", "bad"], encoder="picky:make")
+        encode(["one", "bad"], encoder="deadly:make")
     assert "embeddings row 1 (texts[1]) cannot be encoded" in caplog.text
 
 
@@ -260,7 +260,7 @@ def test_run_reports(workplace: Workplace) -> None:
     output.
     """
     workplace.write_source(["one", "bad", "two"])
-    workplace.write_config("picky:make")
+    workplace.write_config("deadly:make")
     with pytest.warns(chunkvisor.QuarantineWarning):
         report = chunkvisor.run(workplace.config_path, set=["chunk.size=2"])
     out = report.outputs["out"]
