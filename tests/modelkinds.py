@@ -90,12 +90,14 @@ def of_class(name: str, transformer: str = "", **changes: Any) -> Callable[[Path
     return build
 
 
-def configured(build: Callable[[Path], Path], **keys: Any) -> Callable[[Path], Path]:
-    """A builder of that model with other keys in its tokenizer_config.json."""
+def configured(
+    build: Callable[[Path], Path], file: str = "tokenizer_config.json", **keys: Any
+) -> Callable[[Path], Path]:
+    """A builder of that model with other keys in a JSON file of its folder."""
 
     def built(folder: Path) -> Path:
         path = build(folder)
-        change(path / "tokenizer_config.json", **keys)
+        change(path / file, **keys)
         return path
 
     return built

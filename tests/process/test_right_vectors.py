@@ -122,13 +122,7 @@ def of_words(words: Sequence[str], folder: Path) -> Path:
 
 def reading(build: Build, length: int) -> Build:
     """A builder of a model that says it reads so many tokens of a text."""
-
-    def builder(folder: Path) -> Path:
-        path = build(folder)
-        kinds.change(path / "sentence_bert_config.json", max_seq_length=length)
-        return path
-
-    return builder
+    return kinds.configured(build, "sentence_bert_config.json", max_seq_length=length)
 
 
 MODERN: dict[str, Any] = {
@@ -160,23 +154,19 @@ UNUSED: dict[str, Build] = {
 }
 """Weights files with more than the backbone needs: heads, and what older versions saved besides."""
 
-EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    # kind: (builder, section model, section encode, the same for plain encode)
-    "BERT": (kinds.bert, {}, {}, {}),
-    "RoBERTa": (kinds.encoder("Roberta"), {}, {}, {}),
-    "ModernBERT": (kinds.encoder("ModernBert", **MODERN), {}, {}, {}),
-    "Qwen2": (kinds.decoder("Qwen2"), {}, {}, {}),
-    "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False), {}, {}, {}),
-    "EmbeddingGemma": (
-        kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True),
-        {},
-        {},
-        {},
-    ),
-    "T5": (t5, {}, {}, {}),
-    "static": (kinds.static, {}, {}, {}),
-    "Dense": (kinds.dense, {}, {}, {}),
-    "default prompt": (of_prompts, {}, {}, {}),
+EQUAL: dict[str, tuple[Any, ...]] = {
+    # kind: (builder, section model, section encode, the same for plain encode); what is left out is
+    # empty
+    "BERT": (kinds.bert,),
+    "RoBERTa": (kinds.encoder("Roberta"),),
+    "ModernBERT": (kinds.encoder("ModernBert", **MODERN),),
+    "Qwen2": (kinds.decoder("Qwen2"),),
+    "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False),),
+    "EmbeddingGemma": (kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True),),
+    "T5": (t5,),
+    "static": (kinds.static,),
+    "Dense": (kinds.dense,),
+    "default prompt": (of_prompts,),
     "task: query": (of_prompts, {}, {"task": "query"}, {"prompt_name": "query"}),
     "task: document": (of_prompts, {}, {"task": "document"}, {"prompt": ""}),
     "truncate_dim saved, another asked for": (
@@ -187,21 +177,19 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     ),
     "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
     "Asym, route": (kinds.asym, {}, {"kwargs": {"task": "doc"}}, {"task": "doc"}),
-    "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
-    "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
-    **{kind: (build, {}, {}, {}) for kind, build in UNUSED.items()},
-    "more tokens than rotary positions": (reading(mistral, 200), {}, {}, {}),
-    "more tokens than rows of another table": (reading(pegasus, 100), {}, {}, {}),
-    "fewer layers on purpose": (kinds.bert, fewer_layers, {}, {}),
-    "proteins": (functools.partial(of_words, "LAGVSERTIDPKQNFYMHWC"), {}, {}, {}),
-    "DNA": (functools.partial(of_words, ["ACG", "CGT", "GTA", "TAC"]), {}, {}, {}),
-    "molecules": (functools.partial(of_words, ["C", "c", "(", ")", "=", "O", "1"]), {}, {}, {}),
-    "a large table": (kinds.encoder("Bert", vocab_size=3 * kinds.ROWS), {}, {}, {}),
+    "code, trusted": (with_negative_code, {"trust_remote_code": True}),
+    "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}),
+    **{kind: (build,) for kind, build in UNUSED.items()},
+    "more tokens than rotary positions": (reading(mistral, 200),),
+    "more tokens than rows of another table": (reading(pegasus, 100),),
+    "fewer layers on purpose": (kinds.bert, fewer_layers),
+    "proteins": (functools.partial(of_words, "LAGVSERTIDPKQNFYMHWC"),),
+    "DNA": (functools.partial(of_words, ["ACG", "CGT", "GTA", "TAC"]),),
+    "molecules": (functools.partial(of_words, ["C", "c", "(", ")", "=", "O", "1"]),),
+    "a large table": (kinds.encoder("Bert", vocab_size=3 * kinds.ROWS),),
     "null settings": (
         kinds.decoder("Qwen2"),
         {"kwargs": {"config_kwargs": {"sliding_window": None}, "processor_kwargs": None}},
-        {},
-        {},
     ),
 }
 
@@ -209,7 +197,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
 @pytest.mark.parametrize("kind", EQUAL)
 def test_equal_to_plain_encode(kind: str, tmp_path: Path) -> None:
     """A kind that is loaded as its files describe has the vectors of `SentenceTransformer.encode`."""
-    build, model, encode, same = EQUAL[kind]
+    build, model, encode, same = (*EQUAL[kind], {}, {}, {})[:4]
     path = build(tmp_path)
 
     vectors, _ = encoded(path, model, encode)
@@ -385,13 +373,6 @@ def test_vectors_are_those_of_the_files_tokenizer(tmp_path: Path) -> None:
     assert any("which is used" in note for note in loaded.notes)
 
 
-def sparse(folder: Path) -> Path:
-    """A folder that says it is of another class of sentence-transformers."""
-    path = kinds.bert(folder)
-    kinds.change(path / "config_sentence_transformers.json", model_type="SparseEncoder")
-    return path
-
-
 def without_modules(folder: Path) -> Path:
     """A model of transformers alone."""
     path = kinds.bert(folder)
@@ -411,28 +392,17 @@ def with_renamed_weights(folder: Path) -> Path:
     return path
 
 
-def without_token(key: str) -> Build:
-    """A builder of a model whose tokenizer is to add a token, and does not."""
-
-    def build(folder: Path) -> Path:
-        path = kinds.save(
-            folder, kinds.of("Qwen2", num_key_value_heads=2), kinds.tokenizer("$A"), "lasttoken"
-        )
-        kinds.change(path / "tokenizer_config.json", **{key: True})
-        return path
-
-    return build
+def without_first_token(folder: Path) -> Path:
+    """A model whose tokenizer is to begin each text with a token, and does not."""
+    qwen2 = kinds.of("Qwen2", num_key_value_heads=2)
+    path = kinds.save(folder, qwen2, kinds.tokenizer("$A"), "lasttoken")
+    kinds.change(path / "tokenizer_config.json", add_bos_token=True)
+    return path
 
 
 def without_pad(name: str) -> Build:
     """A builder of a model whose files name no pad token."""
-
-    def build(folder: Path) -> Path:
-        path = kinds.decoder(name)(folder)
-        kinds.change(path / "tokenizer_config.json", pad_token=None)
-        return path
-
-    return build
+    return kinds.configured(kinds.decoder(name), pad_token=None)
 
 
 def blind_to_is_causal(folder: Path) -> Path:
@@ -456,9 +426,14 @@ def without_tokenizer(name: str) -> Build:
 
 
 TO_THE_RIGHT = {"kwargs": {"processor_kwargs": {"padding_side": "right"}}}
+SAYS_CLASS = "config_sentence_transformers.json"
 REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     # kind: (builder, section model, words of the message, in this order)
-    "sparse": (sparse, {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
+    "sparse": (
+        kinds.configured(kinds.bert, SAYS_CLASS, model_type="SparseEncoder"),
+        {},
+        "class SparseEncoder.*config_sentence_transformers.json.*plug-in",
+    ),
     "no modules.json": (without_modules, {}, "no modules.json.*make up a pooling.*model.pooling"),
     "pooling twice": (kinds.bert, {"pooling": "cls"}, "model.pooling is cls.*modules.json"),
     "code, undecided": (
@@ -496,7 +471,7 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         {},
         "not used: .*up_proj.bias",
     ),
-    "no first token": (without_token("add_bos_token"), {}, "add_bos_token.*<s> first"),
+    "no first token": (without_first_token, {}, "add_bos_token.*<s> first"),
     "config_kwargs without effect": (
         kinds.decoder("Qwen2"),
         {"kwargs": {"config_kwargs": {"is_casual": False}}},
@@ -580,16 +555,7 @@ def offered(message: str) -> list[dict[str, Any]]:
     return [yaml.safe_load(line) for line in re.findall(r"`\w+\.(\w+: .+?)`", message)]
 
 
-def padded_left(build: Build) -> Build:
-    """A builder of a model that is padded on the left."""
-
-    def builder(folder: Path) -> Path:
-        path = build(folder)
-        kinds.change(path / "tokenizer_config.json", padding_side="left")
-        return path
-
-    return builder
-
+padded_left = functools.partial(kinds.configured, padding_side="left")
 
 PADDING: dict[str, tuple[Build, dict[str, Any], dict[str, Any] | None]] = {
     # kind: (builder, section encode, the section model that mends it; none = batch_size 1 does)
@@ -657,7 +623,7 @@ def test_what_was_loaded_is_told(tmp_path: Path) -> None:
     """
     # The library warns of a default prompt once in a process: its name is that of no other test.
     path = kinds.bert(tmp_path / "a", prompts={"mine": "look for: "})
-    kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine")
+    kinds.change(path / SAYS_CLASS, default_prompt_name="mine")
     _, loaded = encoded(path, {}, {})
     assert loaded.modules == ("Transformer (BertModel)", "Pooling")
     assert (loaded.pooling, loaded.causal, loaded.padding_side) == ("mean", False, "right")
@@ -882,7 +848,7 @@ def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> 
     """What is left out, and what the libraries warn of, is said once, and stands in the manifest."""
     path = with_negative_code(tmp_path)
     kinds.change(
-        path / "config_sentence_transformers.json",
+        path / SAYS_CLASS,
         default_prompt_name="mine",
         prompts={"mine": "a: "},
     )
