@@ -379,15 +379,18 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     return value
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
-    """Wait for the end; a command that takes longer is killed, and fails the test with what it has
-    said.
+def finish(
+    process: subprocess.Popen[str], timeout_s: float = 240, code: int | None = None
+) -> Ended:
+    """Wait for the end; a command that takes longer, or ends with another code than the one given,
+    fails the test with what it has said.
     """
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         raise AssertionError(f"no end in sight: {process.communicate()}") from None
+    assert code in (None, process.returncode), f"{stdout}{stderr}"
     return Ended(process.returncode, stdout, stderr)
 
 

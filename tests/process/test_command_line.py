@@ -40,8 +40,7 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
         )
         assert by_config.returncode == by_folder.returncode == 0, by_config.stderr
         assert command == "clean" or by_config.stdout == by_folder.stdout
-        ended = workplace.call(command, workplace.folder / "broken.yaml")
-        assert ended.returncode == 78
+        ended = workplace.call(command, workplace.folder / "broken.yaml", code=78)
         assert "broken.yaml: not valid YAML: " in ended.stderr
 
 
@@ -60,8 +59,7 @@ def test_wrong_name_gives_the_nearest(
     """A command, an option or a word that does not exist is a usage error, which names what may
     have been meant.
     """
-    ended = workplace.call(*arguments)
-    assert ended.returncode == 2
+    ended = workplace.call(*arguments, code=2)
     assert hint in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -74,8 +72,7 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace) -> None:
     config = workplace.folder / "hub.yaml"
     output = "outputs: {out: {source: rows.csv, column: text}}"
     config.write_text(f"workdir: w\ndevice: cpu\nmodel: {{name: nobody/has-this}}\n{output}\n")
-    ended = workplace.call("run", config)
-    assert ended.returncode == 78, ended.stderr
+    ended = workplace.call("run", config, code=78)
     assert "rows.csv" in ended.stderr
     assert "asking the model hub" not in ended.stderr
     assert not (workplace.folder / "w" / "fetch").exists()

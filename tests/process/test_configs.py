@@ -48,10 +48,8 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
     finishes.
     """
     given = prepare(workplace, name, "good:make")
-    planned = workplace.call("plan", *given)
-    assert planned.returncode == 0, planned.stderr
-    ended = workplace.call("run", *given)
-    assert ended.returncode == 0, ended.stderr
+    planned = workplace.call("plan", *given, code=0)
+    workplace.call("run", *given, code=0)
     finals = {path.stem: np.load(path) for path in workplace.workdir.glob("*.npy")}
     assert all(len(final) == 3 for final in finals.values())
     if name == "qodo_tc_commit":
@@ -78,7 +76,6 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     workplace.write_source(["one", "two", "bad", "three"])
     source = f"--set=outputs.suspects.source={workplace.source}"
     given += [source, "--set=outputs.suspects.sql=text"]
-    ended = workplace.call("run", *given)
-    assert ended.returncode == 78, ended.stderr
+    ended = workplace.call("run", *given, code=78)
     assert f"a row cannot be encoded: {workplace.source}:3" in ended.stderr
     assert ended.stderr.count(", attempt ") == 1

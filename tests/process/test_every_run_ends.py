@@ -63,9 +63,7 @@ def test_a_workdir_that_is_moved_or_removed_ends_the_run(
         shutil.rmtree(elsewhere)
     (workplace.folder / "waiting").touch()
     (workplace.folder / "release").touch()
-    ended = finish(run)
-
-    assert ended.returncode == 74, ended.stderr
+    ended = finish(run, code=74)
     assert f"{workplace.workdir} was moved or removed while the run worked in it" in ended.stderr
     assert "Traceback" not in ended.stderr
     if removed:

@@ -95,8 +95,7 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     (busy,) = wait_for(lambda: place.named("warned"))
     assert "/usr/bin/intruder (pid 77)" in busy["text"]
     smi.say(memory=None, apps=None)
-    ended = finish(process)
-    assert ended.returncode == 0, ended.stderr
+    ended = finish(process, code=0)
     assert ended.stderr.count("waiting,") == 1
     place.has(FEW)
 
@@ -127,8 +126,7 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
     wait_for(lambda: len(place.calls()) == 2)
     smi.say(**answers)
     (place.folder / "release").touch()
-    ended = finish(process)
-    assert ended.returncode == code, ended.stderr
+    ended = finish(process, code=code)
     assert words in ended.stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     smi.say(**dict.fromkeys(answers))
@@ -205,8 +203,7 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
     process = gpus.begin()
     wait_for(lambda: gpus.named("waiting"))
     (gpus.folder / "full").unlink()
-    ended = finish(process)
-    assert ended.returncode == 0, ended.stderr
+    finish(process, code=0)
     assert not gpus.named("chunk_split", "quarantined", "limits_lowered")
     gpus.has(FEW)
 

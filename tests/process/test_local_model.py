@@ -123,8 +123,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     wait_for(lambda: list(job.hidden.glob("outputs/out/0001/chunks/000/*.npy")))
     before = change_pooling(folder)
     hold.unlink()
-    ended = finish(process)
-    assert ended.returncode == 78, ended.stderr
+    ended = finish(process, code=78)
     assert "was changed during the run" in ended.stderr
     assert POOLING in ended.stderr
     assert not (job.workdir / "out.npy").exists()

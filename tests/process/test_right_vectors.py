@@ -812,16 +812,13 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     path = kinds.qodo(tmp_path)
     configure(job, path, model__trust_remote_code=False, workers__start="auto")
 
-    ended = job.run()
-
-    assert ended.returncode == 78, ended.stderr
+    ended = job.ends(78)
     kwargs = next(line for line in offered(ended.stderr) if "kwargs" in line)["kwargs"]
     assert "WrongModelError" not in ended.stderr  # a class of ours tells a person nothing
     assert sum(event["event"] == "attempt_failed" for event in job.events()) <= 1
     configure(job, path, model__trust_remote_code=False, model__kwargs=kwargs)
-    changed = job.run()
-    assert changed.returncode == 78
-    assert job.run("--from-scratch").returncode == 0
+    job.ends(78)
+    job.ends(0, "--from-scratch")
 
 
 @pytest.mark.parametrize("start", ["fresh", "warm"])
@@ -834,14 +831,13 @@ def test_padding_that_changes_vectors_ends_run_and_doctor(
     path = padded_left(kinds.bert)(tmp_path)
     configure(job, path, workers__start=start)
     for command in ("doctor", "run"):
-        ended = job.call(command, str(job.config_path))
-        assert ended.returncode == 78, ended.stderr
+        ended = job.call(command, str(job.config_path), code=78)
         assert TO_THE_RIGHT in offered(ended.stdout + ended.stderr)
     assert sum(event["event"] == "attempt_failed" for event in job.events()) == 1
 
     configure(job, path, workers__start=start, encode__batch_size=1)
     for command in ("doctor", "run"):
-        assert job.call(command, str(job.config_path)).returncode == 0
+        job.call(command, str(job.config_path), code=0)
 
 
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
@@ -854,9 +850,7 @@ def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> 
     )
     configure(job, path, model__trust_remote_code=False)
 
-    ended = job.run()
-
-    assert ended.returncode == 0, ended.stderr
+    ended = job.ends(0)
     assert (
         ended.stderr.count(
             "(modeling_own.py) is left out, because model.trust_remote_code is false"

@@ -125,8 +125,7 @@ def test_slurm_job_goes_back_into_the_queue(
     service: Service, code: ExitCode, restarts: str, requeued: bool
 ) -> None:
     """A passing cause requeues the job, a number of times; the job ends with the run's own code."""
-    ended = finish(service.start(JOB, CODES=str(int(code)), SLURM_RESTART_COUNT=restarts))
-    assert ended.returncode == code, ended.stderr
+    finish(service.start(JOB, CODES=str(int(code)), SLURM_RESTART_COUNT=restarts), code=code)
     assert service.lines("calls") == ["run a b.yaml"]
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
 
@@ -148,8 +147,7 @@ def test_slurm_time_limit(
     process = service.start(JOB, CODES=str(int(code)), TERMS=str(terms), DRAIN_S=drain_s)
     wait_for(lambda: service.lines("calls"))
     process.send_signal(signal.SIGUSR1)
-    ended = finish(process)
-    assert ended.returncode == code, ended.stderr
+    finish(process, code=code)
     assert len(service.lines("terms")) == terms
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
 
@@ -170,8 +168,7 @@ def test_loop_tries_again_after_a_passing_cause(
     """After 75, or a kill of the run itself, it is run again, so many times; the end is that of the
     last run.
     """
-    ended = finish(service.start(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0"))
-    assert ended.returncode == code, ended.stderr
+    finish(service.start(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0"), code=code)
     assert service.lines("calls") == ["run a b.yaml"] * calls
 
 
@@ -181,6 +178,6 @@ def test_loop_hands_sigterm_on(service: Service) -> None:
     wait_for(lambda: service.lines("calls"))
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
-    assert finish(process).returncode == 75
+    finish(process, code=75)
     assert service.lines("calls") == ["run a b.yaml"]
     assert service.lines("terms") == ["SIGTERM"]
