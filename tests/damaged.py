@@ -66,7 +66,7 @@ def empty(path: Path) -> None:
 
 def flip(path: Path) -> None:
     """One bit is another."""
-    data = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes() or b"\0")
     data[len(data) * 2 // 3] ^= 1
     path.write_bytes(data)
 
@@ -80,6 +80,31 @@ def flip_in_place(path: Path) -> None:
         file.seek(before.st_size * 2 // 3)
         file.write(bytes([byte ^ 1]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def swap(path: Path) -> None:
+    """It has the name of a neighbor, and the neighbor its own."""
+    others = sorted(each for each in path.parent.iterdir() if each.is_file() and each != path)
+    between = path.with_name("between")
+    for other in others[:1]:
+        path.rename(between)
+        other.rename(path)
+        between.rename(other)
+
+
+def stray(path: Path) -> None:
+    """Unknown things lie next to it: a file, a folder, and a link to itself."""
+    path.with_name("stray.json").touch()
+    path.with_name("000001").mkdir(exist_ok=True)
+    loop = path.with_name("loop")
+    if not loop.is_symlink():
+        loop.symlink_to("loop")
+
+
+def pipe(path: Path) -> None:
+    """A pipe stands in its place: whoever opens it to read waits for ever."""
+    path.unlink()
+    os.mkfifo(path)
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import unwrap
 from pathlib import Path
 
+from damaged import LAST, TEXTS, complete, unfinished
 from killed import eventful
 from scripted_workplace import ScriptedWorkplace
-
-TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
-
 
 RUN = ("run", "{config}")
 
@@ -41,21 +40,10 @@ def _apart(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-def _complete(folder: Path) -> ScriptedWorkplace:
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
-    place.ends(0)
-    return place
-
-
 def _begun(folder: Path) -> ScriptedWorkplace:
     """All but the last chunk is committed, and an out-of-memory fault has left its lesson."""
-    place = ScriptedWorkplace.make(
-        folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2
-    )
-    place.lay("t0", "oom")
-    place.lay("t6", "damage!")
-    place.ends(75)
-    place.lift("t6")
+    place = unwrap(unfinished)(folder)
+    place.lift(LAST)
     return place
 
 
@@ -95,8 +83,8 @@ SCENARIOS = {
     "eventful": Scenario(eventful, finals=("out.npy", "more.npy")),
     "apart": Scenario(_apart, code=3),
     "begun": Scenario(_begun),
-    "complete": Scenario(_complete),
-    "from-scratch": Scenario(_complete, (*RUN, "--from-scratch")),
+    "complete": Scenario(unwrap(complete)),
+    "from-scratch": Scenario(unwrap(complete), (*RUN, "--from-scratch")),
     "sql": Scenario(_csv),
     "warm": Scenario(
         lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")

@@ -16,11 +16,10 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 import psutil
 import pytest
 
+from damaged import empty, flip, pipe, stray, swap, truncate
 from forking import Forked
 from harness import MARK, SOAK_SEED, Workplace, bearing, events_in, wait_for, write_lines
 
@@ -257,44 +257,7 @@ WORKER_SIGNALS = [
 PARENT_SIGNALS = [*[[KILL]] * 4, [TERM], [INT], [TERM] * 2, [INT] * 3]
 
 
-def flip(path: Path, chance: random.Random) -> None:
-    """One bit is another."""
-    data = bytearray(path.read_bytes() or b"\0")
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
-
-
-def swap(path: Path, chance: random.Random) -> None:
-    """It has the name of a neighbor, and the neighbor its own."""
-    other = chance.choice(sorted(each for each in path.parent.iterdir() if each.is_file()))
-    between = path.with_name("between")
-    for source, target in ((path, between), (other, path), (between, other)):
-        if source.exists():
-            source.rename(target)
-
-
-def stray(path: Path, chance: random.Random) -> None:
-    """Something unknown lies next to it: a file, a folder, or a link to itself."""
-    kind = chance.choice(["stray.json", "000001", "lost+found", "loop"])
-    target = path.with_name(kind)
-    if not os.path.lexists(target):
-        make = {"stray.json": target.touch, "loop": lambda: target.symlink_to("loop")}
-        make.get(kind, target.mkdir)()
-
-
-def pipe(path: Path, _chance: random.Random) -> None:
-    """A pipe stands in its place: whoever opens it to read waits for ever."""
-    path.unlink()
-    os.mkfifo(path)
-
-
-DAMAGES: list[Callable[[Path, random.Random], object]] = [
-    *(flip, flip, swap, stray, pipe),
-    lambda path, chance: os.truncate(path, chance.randrange(path.stat().st_size or 1)),
-    lambda path, chance: path.write_bytes(chance.randbytes(path.stat().st_size)),
-    lambda path, _: path.unlink(),
-    lambda path, _: path.rename(path.with_name(f"{path.stem}.moved{path.suffix}")),
-]
+DAMAGES = (truncate, empty, flip, flip, swap, swap, stray, pipe, Path.unlink)
 
 
 class JobUnderFire(Job):
@@ -302,9 +265,9 @@ class JobUnderFire(Job):
 
     def __init__(self, folder: Path, seed: str) -> None:
         super().__init__(folder, random.Random(seed), ["one", "two"])
-        self._seed, self._anew = seed, False
-        self._safe = folder / "safe"
-        self._safe.mkdir()
+        self._seed = seed
+        self._anew = list[str]()
+        """Options, once the identity of an output is lost: then it has to begin anew."""
         times = {"stall_timeout": 2, "startup_timeout": 20, "wait_timeout": 5}
         recovery = {"max_bad_rows": 1_000_000, **times}
         self._configure("chaotic:make", [3, 5], recovery=recovery, model__kwargs={"plan": {}})
@@ -316,12 +279,8 @@ class JobUnderFire(Job):
         done = False
         while time.monotonic() < deadline_s and not done:
             code = self._run_under_fire(deadline_s)
-            self._save_identities()
-            if code == 3:
-                self._command("retry")
-            elif code == 78:
-                self._heal()
-            # else what is complete is damaged, too
+            self._follow(code)
+            # what is complete is damaged, too
             done = code == 0 and self._chance.random() < 0.4
             for _ in range(self._chance.randrange(9) if not done else 0):
                 self._damage()
@@ -336,14 +295,13 @@ class JobUnderFire(Job):
         chaos = {"seed": self._seed, "run": self._commands, "rate": RATE, "poison": POISON}
         (self._place.folder / "chaos.json").write_text(json.dumps(chaos))
         process, log = self._run(
-            *(["--from-scratch", "--yes"] if self._anew else []),
+            *self._anew,
             workers__per_device=[1, 2],
             workers__standby=[1, 2],
             encode__batch_size=[1, 2, 3, 32],
             recovery__attempts=[2, 3, 5],
             chunk__keep=["true", "false"],
         )
-        self._anew = False
         end_s = min(time.monotonic() + self._chance.uniform(3, 18), deadline_s)
         while process.poll() is None and time.monotonic() < end_s:
             time.sleep(self._chance.uniform(0.1, 0.9))
@@ -390,38 +348,22 @@ class JobUnderFire(Job):
                 found.setdefault(kind, []).append(path)
         if found:
             path = self._chance.choice(self._chance.choice(list(found.values())))
-            self._chance.choice(DAMAGES)(path, self._chance)
+            self._chance.choice(DAMAGES)(path)
 
-    def _save_identities(self) -> None:
-        """Remember them; only the first is sure to be whole, and it never changes."""
-        for path in self._place.hidden.glob("outputs/*/*/identity.json"):
-            copy = self._safe / path.parent.parent.name
-            if not copy.exists() and path.is_file() and path.stat().st_size:
-                shutil.copy(path, copy)
-
-    def _heal(self) -> None:
-        """Bring lost identities back, which only a person can do, or have everything begun anew."""
-        self._anew = self._chance.random() >= 0.7
-        for copy in self._safe.iterdir():
-            path = self._place.hidden / "outputs" / copy.name / "0001" / "identity.json"
-            if self._anew:
-                copy.unlink()
-            elif path.parent.is_dir():
-                path.unlink(missing_ok=True)
-                shutil.copy(copy, path)
+    def _follow(self, code: int) -> None:
+        """Do what a person does after a run that ended so."""
+        self._anew = ["--from-scratch", "--yes"] if code == 78 else []
+        if code == 3:
+            self._command("retry")
 
     def _calm(self) -> None:
         """Everything is mended: run until it is complete."""
         deadline_s = time.monotonic() + LONGEST_CALM_S
-        options = list[str]()
         code = -1
         while code:
-            code, words = self._ended(*self._run(*options), LONGEST_CALM_S)
+            code, words = self._ended(*self._run(*self._anew), LONGEST_CALM_S)
             assert time.monotonic() < deadline_s, words
-            if code == 3:
-                self._command("retry")
-            elif code == 78:
-                options = ["--from-scratch", "--yes"]
+            self._follow(code)
 
 
 @pytest.mark.soak(only=True)
