@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from chunkvisor.engine.modelsource import (
     resolve_local,
 )
 from chunkvisor.errors import ExitCode, Halt
-from harness import ENCODERS, STAND_IN, Workplace
+from harness import ENCODERS, STAND_IN, Workplace, path_with
 from late import needs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -253,7 +252,7 @@ def test_a_base_that_moves_is_another_model(hub: Hub, job: Workplace) -> None:
     pooling = {"modules.json": modules, "1_Pooling/config.json": b"{}"}
     hub.models["own/adapter"] = {COMMIT: {**pooling, "adapter_config.json": adapter}}
     hub.models["own/base"] = {COMMIT: FILES}
-    path = os.pathsep.join(map(str, (STAND_IN, ENCODERS)))
+    path = path_with(STAND_IN, ENCODERS)
     job.write_config("sentence-transformers", model__name="own/adapter", env__PYTHONPATH=path)
     assert fetch_in(job.folder, [])(Repository("own/adapter", None), "").revision == COMMIT
     note = job.call("doctor", job.config_path)

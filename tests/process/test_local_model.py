@@ -18,7 +18,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
 from chunkvisor.show.status import read_status
 from chunkvisor.store.layout import Layout
-from harness import ENCODERS, STAND_IN, Workplace, finish, kill, wait_for
+from harness import ENCODERS, STAND_IN, Workplace, finish, kill, path_with, wait_for
 
 POOLING = "1_Pooling/config.json"
 
@@ -106,7 +106,7 @@ def change_pooling(model: Path) -> str:
 def job(workplace: Workplace, folder: Path) -> Workplace:
     """A run with the folder's model, whose workers wait for us (see tests/standin)."""
     workplace.write_source(TEXTS)
-    path = os.pathsep.join(map(str, (STAND_IN, ENCODERS)))
+    path = path_with(STAND_IN, ENCODERS)
     workplace.write_config("sentence-transformers", model__name=str(folder), env__PYTHONPATH=path)
     return workplace
 

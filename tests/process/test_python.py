@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,16 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
+from harness import (
+    ENCODERS,
+    ROOT,
+    STAND_IN,
+    Workplace,
+    expected,
+    model_folder,
+    path_with,
+    said_by,
+)
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -22,8 +30,7 @@ TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 @pytest.fixture(autouse=True)
 def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoders of the tests can be imported; temporary folders can be seen."""
-    path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("PYTHONPATH", path_with(ENCODERS))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.chdir(tmp_path)
@@ -233,26 +240,20 @@ def test_a_temporary_folder_outlives_a_failure(tmp_path: Path) -> None:
     assert f"in {kept}: give it as workdir" in "\n".join(caught.value.__notes__)
 
 
-def test_quarantined_texts_warn() -> None:
-    """Texts without a vector are NaN and warned of by index; nothing is raised."""
+def test_quarantined_texts_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """Texts without a vector are NaN and warned of by index, as in the log; nothing is raised."""
     with pytest.warns(
         chunkvisor.QuarantineWarning, match=r"1 row has no vector: texts\[1\]"
     ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="deadly:make")
     assert np.isnan(vectors[1]).all()
     np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
+    assert "embeddings row 1 (texts[1]) cannot be encoded" in caplog.text
     assert seen[0].filename == __file__
     assert str(seen[0].message).splitlines()[1:] == [
         "  bad_output: its vectors have NaN or infinity",
         "  to find them: numpy.isnan(vectors).any(axis=1)",
     ]
-
-
-def test_a_text_is_named_as_one_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
-    """In warnings and the log the place of a text can be pasted."""
-    with pytest.warns(chunkvisor.QuarantineWarning, match=r"no vector: texts\[1\]\n"):
-        encode(["one", "bad"], encoder="deadly:make")
-    assert "embeddings row 1 (texts[1]) cannot be encoded" in caplog.text
 
 
 def test_run_reports(workplace: Workplace) -> None:
@@ -311,12 +312,8 @@ def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
     stays outside.
     """
     (tmp_path / "script.py").write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "imported once (2, 8) set()\n"
-    assert ended.stderr == ""
+    said = said_by(sys.executable, "script.py", cwd=tmp_path)
+    assert said == "imported once (2, 8) set()\n"
 
 
 INTERRUPTED = """
@@ -339,22 +336,10 @@ def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in
     Python.
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=99, check=False
-    )
-    assert ended.stdout.startswith("interrupted: stopped by SIGINT. Call it again to continue"), (
-        ended.stderr
-    )
-    assert (
-        len(
-            list(
-                (
-                    tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "0001" / "chunks"
-                ).rglob("*.npy")
-            )
-        )
-        == 1
-    )
+    said = said_by(sys.executable, "-c", INTERRUPTED, cwd=tmp_path)
+    assert said.startswith("interrupted: stopped by SIGINT. Call it again to continue")
+    chunks = tmp_path / "w/.chunkvisor/outputs/embeddings/0001/chunks"
+    assert len([*chunks.rglob("*.npy")]) == 1
 
 
 def test_public_names() -> None:
@@ -388,12 +373,4 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert len(blocks) >= 3
     script = "\n".join(blocks).replace("(3, 384)", "(3, 8)")
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    said_by(sys.executable, "-", text=script, cwd=tmp_path)
