@@ -1,14 +1,14 @@
 """Plays whole small jobs in which everything comes at once that other tests try alone.
 
-A crossing has two outputs that share texts and repeat them, bad texts of all kinds, several
-workers, standbys, fresh and warm, chunks and batches of any size; the run is killed, stopped, robbed
-of a worker, and its sources change. Whatever comes, the last run has to end well, with every vector
-that there can be. Under fire the encoder misbehaves as well, workers and parents are stopped and
-starved, and files of the workdir are damaged between runs; when the time is over all that ends, and
-the same command has to come to a complete end. The seed decides all but the scheduling.
+Two outputs that share texts and repeat them, bad texts of all kinds, several workers, standbys,
+fresh and warm, chunks and batches of any size; the run is killed, stopped, robbed of a worker, and
+its sources change. In a soak some jobs are under fire: no text is bad, but every other attempt
+misbehaves, workers and parents are stopped and starved, other commands are called meanwhile, and
+files of the workdir are damaged between runs. Whatever comes, the last run, with which all that is
+over, has to end well, with every vector that there can be. The seed decides all but the scheduling.
 
-`make test` plays six crossings, the soak fifty, and jobs under fire; CROSSINGS=500
-CROSSINGS_FIRST=7 plays the seeds from 7 to 506.
+`make test` plays six, the soak fifty; CROSSINGS=500 CROSSINGS_FIRST=7 plays the seeds from 7 to
+506.
 """
 
 import contextlib
@@ -51,6 +51,16 @@ word and the end of the interpreter may end it, too, which a shell calls 130 and
 ALLOWED = {0, 3, 69, 74, 75, 78, *INTERRUPTED}
 """How any command may end; 1 would be a bug."""
 
+RATE = 0.5
+"""Under fire, share of the attempts that misbehave."""
+WORKER_SIGNALS = [
+    *(KILL, KILL, TERM, TERM, INT, signal.SIGHUP, signal.SIGSEGV),
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGQUIT, signal.SIGUSR1, signal.SIGSTOP),
+]
+DAMAGES = (truncate, empty, flip, flip, swap, swap, stray, pipe, Path.unlink)
+LONGEST_S, MOST_RUNS = 240, 10
+"""Of a command; of the runs after the fire, to the first that is complete."""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -60,30 +70,46 @@ class Ending:
     after: int
 
 
-class Job:
-    """A job of one or two outputs, whose texts and commands chance decides."""
+class Crossing:
+    """One job."""
 
-    def __init__(self, folder: Path, chance: random.Random, outputs: Sequence[str]) -> None:
-        self._chance, self._place = chance, Workplace(folder)
-        folder.mkdir(exist_ok=True)
-        self._texts: dict[str, list[str]] = {name: [] for name in outputs}
-        self._bad_share = 0.0
-        """Of the texts that are made from now on."""
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._chance, self._place = random.Random(seed), Workplace(folder)
+        self._share = self._chance.choice([0, 0.03, 0.1, 0.2])
+        self._texts: dict[str, list[str]] = {"one": [], "two": []}
+        if self._chance.random() < 0.5:
+            del self._texts["two"]
         self._commands = 0
+        self._under_fire = bool(SOAK_SEED) and random.Random(-seed).random() < 0.3
+        if self._under_fire:
+            self._share = 0
+        self._how = "--update"
+        """How the next run takes what earlier ones have left."""
+
+    def play(self) -> None:
+        """Run it until it has ended well, one generation after the other."""
+        chance, outputs = self._chance, dict[str, Any]()
+        for name in self._texts:
+            chunk = {"size": chance.choice([7, 10, 16, 30, 1000])}
+            outputs[name] = {"source": f"{name}.jsonl", "column": "text", "chunk": chunk}
+        recovery = {"max_bad_rows": 1000, "attempts": chance.randint(2, 3)}
+        encoder, changes = "deadly:make", dict[str, Any]()
+        if self._under_fire:
+            recovery |= {"stall_timeout": 2, "startup_timeout": 20, "wait_timeout": 5}
+            encoder, changes = "chaotic:make", {"model.kwargs": {"plan": {}}}
+        self._place.write_config(encoder, outputs=outputs, recovery=recovery, **changes)
+        endings = chance.randint(0, 4)
+        for later in reversed(range(chance.randint(1, 2))):
+            now = chance.randint(0, endings) if later else endings
+            endings -= now
+            self._change_sources()
+            for _ in range(now):
+                self._cross(Ending(chance.choice(ENDINGS), int(chance.expovariate(1 / 20))))
+            if not later or chance.random() < 0.6:
+                self._calm()
+                self._check()
 
     # --- sources
-
-    def _configure(self, encoder: str, sizes: Sequence[int], **changes: Any) -> None:
-        """Write the config; the texts of a chunk of an output are one of the sizes."""
-        outputs = {
-            name: {
-                "source": f"{name}.jsonl",
-                "column": "text",
-                "chunk": {"size": self._chance.choice(sizes)},
-            }
-            for name in self._texts
-        }
-        self._place.write_config(encoder, outputs=outputs, **changes)
 
     def _change_sources(self) -> None:
         before, fair = self._texts, False
@@ -106,93 +132,79 @@ class Job:
         """The text of this number, or the same as an order."""
         words = f"text {number}" + " and more" * (number % 7)
         dice = self._chance.random()
-        if dice < self._bad_share:
+        if dice < self._share:
             return f"do {self._chance.choice(BAD)} {words}"
-        if dice < 1.2 * self._bad_share:
+        if dice < 1.2 * self._share:
             return f"do fit {1 + number % 3} {words}"
         return words if number else ""
 
     # --- commands
 
-    def _run(self, *options: str, **settings: Sequence[object]) -> tuple[Forked, Path]:
-        """Start a run, each setting of which is one of those given."""
-        for key, values in settings.items():
-            options += ("--set", f"{key.replace('__', '.')}={self._chance.choice(values)}")
-        return self._start("run", str(self._place.config_path), *options)
+    def _cross(self, ending: Ending | None) -> int:
+        """Run it, and disturb that if there is an ending; return the exit code."""
+        if ending and self._under_fire:
+            chaos = {"seed": self._chance.random(), "rate": RATE}
+            (self._place.folder / "chaos.json").write_text(json.dumps(chaos))
+        settings = {
+            "workers.per_device": self._chance.randint(1, 3),
+            "workers.standby": self._chance.randint(0, 2),
+            "workers.start": self._chance.choice(["fresh", "warm", "auto"]),
+            "encode.batch_size": self._chance.choice([1, 2, 3, 8, 16]),
+        }
+        options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        before = {event["run"] for event in self._events()}
+        process, log = self._start("run", self._place.config_path, self._how, *options)
+        if ending and self._under_fire:
+            self._fire_at(process, ending)
+        elif ending:
+            self._end(process, ending, before)
+        code, words = self._ended(process, log)
+        bad = any(bad_share(texts) for texts in self._texts.values())
+        is_interrupted = ending and ending.signals and code in INTERRUPTED
+        assert self._under_fire or is_interrupted or code == (3 if bad else 0), words
+        if not code or not self._under_fire:  # else the next run ends who cannot end by himself
+            wait_for(lambda: not bearing(os.environ[MARK]))
+        if self._under_fire:
+            self._how = "--from-scratch" if code == 78 else "--update"
+            if code == 3:
+                self._call("retry")
+            for _ in range(self._chance.randrange(9) if ending else 0):
+                self._damage()
+        return code
 
-    def _start(self, *arguments: str) -> tuple[Forked, Path]:
+    def _calm(self) -> None:
+        """Everything is mended: run until it is complete."""
+        (self._place.folder / "chaos.json").unlink(missing_ok=True)
+        for _ in range(MOST_RUNS):
+            if not self._cross(None) or not self._under_fire:
+                return
+        raise AssertionError(f"{MOST_RUNS} runs, and it is not complete")
+
+    def _start(self, *arguments: str | Path) -> tuple[Forked, Path]:
         """Start a command; return it, and the file of what it says."""
         self._commands += 1
         log = self._place.folder / f"{self._commands}.stderr"
         print(*arguments)
         nothing = subprocess.DEVNULL
         with open(log, "wb") as stderr:
-            command = self._place.command(*arguments)
+            command = self._place.command(*map(str, arguments))
             return Forked(command, stdin=nothing, stdout=nothing, stderr=stderr), log
 
-    def _ended(self, process: Forked, log: Path, timeout_s: float = 120) -> tuple[int, str]:
+    def _ended(self, process: Forked, log: Path) -> tuple[int, str]:
         """Wait; return the exit code, and what was said, without a traceback."""
-        code = process.wait(timeout_s)
+        code = process.wait(LONGEST_S)
         words = log.read_text(errors="replace")
         assert code in ALLOWED, words
         assert "Traceback" not in words, words
         return code, words
 
+    def _call(self, name: str) -> None:
+        self._ended(*self._start(name, self._place.workdir))
+
     def _events(self) -> list[dict[str, Any]]:
+        if self._under_fire:
+            return []  # the journal may be damaged
         return events_in(self._place.hidden / "events.jsonl")
-
-    # --- what has to be there
-
-    def _check(self) -> None:
-        for name, texts in self._texts.items():
-            bad = [row for row, text in enumerate(texts) if is_bad(text)]
-            self._place.has(texts, bad, name)
-            listed = events_in(self._place.workdir / f"{name}.quarantined.jsonl")
-            assert [each["row"] for each in listed] == bad
-        self._place.does("verify")
-
-
-class Crossing(Job):
-    """One crossing."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        chance = random.Random(seed)
-        share = chance.choice([0, 0.03, 0.1, 0.2])
-        super().__init__(folder, chance, ["one", "two"] if chance.random() >= 0.5 else ["one"])
-        self._bad_share = share
-
-    def play(self) -> None:
-        """Run it until it has ended well, one generation after the other."""
-        chance = self._chance
-        recovery = {"max_bad_rows": 1000, "attempts": chance.randint(2, 3)}
-        self._configure("deadly:make", [7, 10, 16, 30, 1000], recovery=recovery)
-        endings = chance.randint(0, 4)
-        for later in reversed(range(chance.randint(1, 2))):
-            now = chance.randint(0, endings) if later else endings
-            endings -= now
-            self._change_sources()
-            for _ in range(now):
-                self._cross(Ending(chance.choice(ENDINGS), int(chance.expovariate(1 / 20))))
-            if not later or chance.random() < 0.6:
-                self._cross(None)
-                self._check()
-
-    def _cross(self, ending: Ending | None) -> None:
-        before = {event["run"] for event in self._events()}
-        process, log = self._run(
-            "--update",
-            workers__per_device=[1, 2, 3],
-            workers__standby=[0, 1, 2],
-            workers__start=["fresh", "warm", "auto"],
-            encode__batch_size=[1, 2, 3, 8, 16],
-        )
-        if ending:
-            self._end(process, ending, before)
-        code, words = self._ended(process, log)
-        bad = any(bad_share(texts) for texts in self._texts.values())
-        is_interrupted = ending and ending.signals and code in INTERRUPTED
-        assert is_interrupted or code == (3 if bad else 0), words
-        wait_for(lambda: not bearing(os.environ[MARK]))
 
     def _end(self, process: Forked, ending: Ending, before: set[str]) -> None:
         def events(*names: str) -> list[dict[str, Any]]:
@@ -218,99 +230,16 @@ class Crossing(Job):
         if not ending.signals:
             wait_for(lambda: ended() or killed())
 
+    # --- under fire
 
-def is_bad(text: str) -> bool:
-    """Whether it gets no vector."""
-    return text.startswith("do ") and not text.startswith("do fit")
-
-
-def bad_share(texts: Collection[str]) -> float:
-    """How many of them get no vector."""
-    return sum(map(is_bad, texts)) / len(texts)
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands and workers are forked, in a soak as well."""
-    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "yes")
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
-def test_crossing(tmp_path: Path, seed: int) -> None:
-    """Every row has its vector, or is bad and named, and no process is left."""
-    print(f"CROSSINGS_FIRST={seed} CROSSINGS=1 .venv/bin/pytest tests/soak/test_crossings.py")
-    Crossing(tmp_path, seed).play()
-
-
-# --- under fire
-
-FIRE_S = 30
-"""Of faults; the calm after them comes on top."""
-RATE, POISON = 0.5, 0.012
-"""Share of the attempts that misbehave; share of the texts that cannot be encoded in a run, others
-in the next."""
-LONGEST_CALM_S = 240
-WORKER_SIGNALS = [
-    *(KILL, KILL, TERM, TERM, INT, signal.SIGHUP, signal.SIGSEGV),
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGQUIT, signal.SIGUSR1, signal.SIGSTOP),
-]
-PARENT_SIGNALS = [*[[KILL]] * 4, [TERM], [INT], [TERM] * 2, [INT] * 3]
-
-
-DAMAGES = (truncate, empty, flip, flip, swap, swap, stray, pipe, Path.unlink)
-
-
-class JobUnderFire(Job):
-    """One job under fire."""
-
-    def __init__(self, folder: Path, seed: str) -> None:
-        super().__init__(folder, random.Random(seed), ["one", "two"])
-        self._seed = seed
-        self._anew = list[str]()
-        """Options, once the identity of an output is lost: then it has to begin anew."""
-        times = {"stall_timeout": 2, "startup_timeout": 20, "wait_timeout": 5}
-        recovery = {"max_bad_rows": 1_000_000, **times}
-        self._configure("chaotic:make", [3, 5], recovery=recovery, model__kwargs={"plan": {}})
-        for _ in range(8):
-            self._change_sources()
-
-    def play(self, deadline_s: float) -> None:
-        """Run it under fire until it is complete or the time is over, then in peace."""
-        done = False
-        while time.monotonic() < deadline_s and not done:
-            code = self._run_under_fire(deadline_s)
-            self._follow(code)
-            # what is complete is damaged, too
-            done = code == 0 and self._chance.random() < 0.4
-            for _ in range(self._chance.randrange(9) if not done else 0):
-                self._damage()
-        (self._place.folder / "chaos.json").unlink(missing_ok=True)
-        self._calm()
-        self._check()
-
-    def _command(self, name: str) -> None:
-        self._ended(*self._start(name, str(self._place.workdir)), LONGEST_CALM_S)
-
-    def _run_under_fire(self, deadline_s: float) -> int:
-        chaos = {"seed": self._seed, "run": self._commands, "rate": RATE, "poison": POISON}
-        (self._place.folder / "chaos.json").write_text(json.dumps(chaos))
-        process, log = self._run(
-            *self._anew,
-            workers__per_device=[1, 2],
-            workers__standby=[1, 2],
-            encode__batch_size=[1, 2, 3, 32],
-            recovery__attempts=[2, 3, 5],
-            chunk__keep=["true", "false"],
-        )
-        end_s = min(time.monotonic() + self._chance.uniform(3, 18), deadline_s)
-        while process.poll() is None and time.monotonic() < end_s:
+    def _fire_at(self, process: Forked, ending: Ending) -> None:
+        """Disturb the run for some seconds, then end it."""
+        while process.poll() is None and self._chance.random() < 0.9:
             time.sleep(self._chance.uniform(0.1, 0.9))
             self._disturb(process.pid)
-        for number in self._chance.choice(PARENT_SIGNALS):
-            if process.poll() is None:
-                process.send_signal(number)
-                time.sleep(self._chance.uniform(0, 0.5))
-        return self._ended(process, log)[0]
+        for number in ending.signals or (KILL,):
+            process.send_signal(number)
+            time.sleep(self._chance.uniform(0, 0.5))
 
     def _disturb(self, parent: int) -> None:
         """Hurt a worker, let the parent open no more files or stop it for a moment, or call another
@@ -334,7 +263,7 @@ class JobUnderFire(Job):
                 time.sleep(self._chance.uniform(0.2, 1.5))
                 os.kill(parent, signal.SIGCONT)
         if dice >= 0.96:  # looks, or mistakes a live workdir for a finished one
-            self._command(self._chance.choice(["status", "verify", "retry", "clean"]))
+            self._call(self._chance.choice(["status", "verify", "retry", "clean"]))
 
     def _damage(self) -> None:
         # What outlives its parent is found by the run id in the lock file: spare it unless nothing
@@ -350,29 +279,35 @@ class JobUnderFire(Job):
             path = self._chance.choice(self._chance.choice(list(found.values())))
             self._chance.choice(DAMAGES)(path)
 
-    def _follow(self, code: int) -> None:
-        """Do what a person does after a run that ended so."""
-        self._anew = ["--from-scratch", "--yes"] if code == 78 else []
-        if code == 3:
-            self._command("retry")
+    # --- what has to be there
 
-    def _calm(self) -> None:
-        """Everything is mended: run until it is complete."""
-        deadline_s = time.monotonic() + LONGEST_CALM_S
-        code = -1
-        while code:
-            code, words = self._ended(*self._run(*self._anew), LONGEST_CALM_S)
-            assert time.monotonic() < deadline_s, words
-            self._follow(code)
+    def _check(self) -> None:
+        for name, texts in self._texts.items():
+            bad = [row for row, text in enumerate(texts) if is_bad(text)]
+            self._place.has(texts, bad, name)
+            listed = events_in(self._place.workdir / f"{name}.quarantined.jsonl")
+            assert [each["row"] for each in listed] == bad
+        self._place.does("verify")
 
 
-@pytest.mark.soak(only=True)
-def test_under_fire(tmp_path: Path, chance: random.Random) -> None:
-    """Random faults lose no row, leave no process and show no traceback."""
-    seed = chance.randrange(1 << 32)
-    deadline_s = time.monotonic() + FIRE_S
-    number = 0
-    while time.monotonic() < deadline_s:
-        JobUnderFire(tmp_path / str(number), f"{seed} {number}").play(deadline_s)
-        number += 1
-    wait_for(lambda: not bearing(os.environ[MARK]), 10)
+def is_bad(text: str) -> bool:
+    """Whether it gets no vector."""
+    return text.startswith("do ") and not text.startswith("do fit")
+
+
+def bad_share(texts: Collection[str]) -> float:
+    """How many of them get no vector."""
+    return sum(map(is_bad, texts)) / len(texts)
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands and workers are forked, in a soak as well."""
+    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "yes")
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_crossing(tmp_path: Path, seed: int) -> None:
+    """Every row has its vector, or is bad and named, and no process is left."""
+    print(f"CHUNKVISOR_SOAK_SEED={SOAK_SEED} CROSSINGS_FIRST={seed} CROSSINGS=1 .venv/bin/pytest")
+    Crossing(tmp_path, seed).play()
