@@ -137,3 +137,67 @@ def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) 
     assert set(TEXTS[:2]) <= set(finished.encoded()[before:])
     (left,) = (finished.hidden / "outputs/out").glob("0*")
     assert left.name == "0003"
+
+
+# --- another version of a library is told, and refuses nothing
+
+SIX = ["t0", "t1", "t2", "t0", "t0", "t3", "t4", "t5"]
+"""Three chunks of two; the first text stands in three rows."""
+
+
+@pytest.fixture
+def of_old_torch(tmp_path: Path) -> ScriptedWorkplace:
+    """An output of which the first two chunks were computed under the old torch."""
+    place = ScriptedWorkplace.make(tmp_path / "place", SIX)
+    with_torch(place, "2.13.0")
+    place.lay("t4", "damage!")
+    place.ends(75)
+    place.lift("t4")
+    return place
+
+
+def with_torch(place: ScriptedWorkplace, torch: str, **changes: object) -> None:
+    """The config, with this version of torch."""
+    changes |= {"env.FAKE_TORCH": torch, "chunk.size": 2, "recovery.attempts": 1}
+    place.write_config("versioned:make", **{"outputs.out.source": str(place.source), **changes})
+
+
+def test_other_versions_are_told(of_old_torch: ScriptedWorkplace) -> None:
+    """A resume under another torch completes; the run says so once, and the manifest has both."""
+    with_torch(of_old_torch, "2.14.1")
+    assert of_old_torch.gives(SIX).stderr.count("torch 2.13.0 before, 2.14.1 now") == 1
+    manifest = of_old_torch.manifest()
+    assert manifest["versions"]["torch"] == "2.13.0"
+    assert [each["torch"] for each in manifest["other_versions"]] == ["2.14.1"]
+    of_old_torch.ends(0)
+
+
+# --- what no run can do
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "task": ({"encode__task": "query"}, "encode.task is for a model of sentence-transformers"),
+    "encode.kwargs": (
+        {"encode__kwargs": {"a": 1}},
+        "encode.kwargs is for a model of sentence-transformers",
+    ),
+    "pooling": ({"model__pooling": "cls"}, "pooling is for a model of sentence-transformers"),
+    "batch_tokens": (
+        {"encode__batch_tokens": 512},
+        "encode.batch_tokens is for a model of sentence-transformers",
+    ),
+    "textfile": (
+        {"metrics__textfile": "nowhere/figures.prom"},
+        "metrics.textfile: there is no folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
+@pytest.mark.parametrize("which", REFUSED)
+def test_refused_by_all(tmp_path: Path, command: str, which: str) -> None:
+    """A config that cannot work ends each of the three with 78."""
+    changes, words = REFUSED[which]
+    place = ScriptedWorkplace.make(tmp_path / "place", ["t0"], **changes)
+    ended = place.does(command, code=78)
+    assert words in " ".join((ended.stdout + ended.stderr).split())

@@ -9,6 +9,7 @@ import pytest
 from chunkvisor.commands.plan import draw
 from harness import Workplace
 from modelkinds import decoder
+from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
 
@@ -161,3 +162,20 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert "  2.0 % of the texts are longer than 256 and are cut: 59.6 % of all tokens" in lines
     bars = [line[21:60].strip() for line in lines if " - " in line]
     assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"
+
+
+def test_an_automatic_size_of_chunks_is_fixed_by_the_first_run(tmp_path: Path) -> None:
+    """`plan` proposes with the reason, the first run takes that size, and no later rate changes it."""
+    texts = [f"t{number}" for number in range(520)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto", chunk__keep=True)
+    figures = plan_of(place)["outputs"]["out"]
+    assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
+    assert "2 of 500 texts; usual for cpu" in place.does("plan").stdout
+    place.lay("t510", "damage!")
+    first = place.ends(75, "--set", "recovery.attempts=1")
+    assert "out: chunks of 500 texts, usual for cpu" in first.stderr
+    place.lift("t510")
+    again = place.gives(texts)
+    assert "chunks of" not in again.stderr.replace("chunks of up to 500, 1 done", "")
+    figures = plan_of(place)["outputs"]["out"]
+    assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)
