@@ -45,7 +45,7 @@ def killed_anywhere(
     """Kill runs at a share of the calls, which the soak has larger, and yield what the next run makes of the rest."""
     share = soak if SOAK_SEED else share
     told = sweep("each", when, place.folder, scratch, *targets or RENAMES, share=share, **options)
-    assert len(told) > 2
+    assert told
     for line in told:
         assert line["returncode"] == code, line
         assert "Traceback" not in line["stderr"], line

@@ -31,7 +31,7 @@ def _chosen():
     chance = random.Random(str(key))
     if chance.random() >= chaos["rate"]:
         return None, ""
-    (name,) = chance.choices(list(WEIGHTS), WEIGHTS.values())
+    (name,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
     moments = [] if name in OF_VECTORS else ["import", "load", "encode"]
     return name, chance.choice([*moments, "encode", "second"])
 

@@ -42,7 +42,7 @@ def _apart(folder: Path) -> ScriptedWorkplace:
 
 def _begun(folder: Path) -> ScriptedWorkplace:
     """All but the last chunk is committed, and an out-of-memory fault has left its lesson."""
-    place = unwrap(unfinished)(folder)
+    place: ScriptedWorkplace = unwrap(unfinished)(folder)
     place.lift(LAST)
     return place
 

@@ -65,12 +65,12 @@ BUGS_FOR_HISTORIES = {
     "go before the verdict": Bug(
         Scheduler,
         "attempt_finished",
-        "self._tidy(device)",
+        "self._forget_device(device)",
         "self._open_gates(device, now_s)",
     ),
     "a wider lesson replaces a narrower": Bug(
         FailureHistory,
-        "lower",
+        "lower_limit",
         "self._lessons[kind] = new",
         "self._lessons[kind] = new = limit",
     ),
@@ -89,32 +89,32 @@ BUGS_FOR_HISTORIES = {
     "canaries that fail are not counted": Bug(
         Scheduler,
         "_history",
-        "failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s)",
+        "failed_canaries=failures.count(Repeated.CANARY, device, worker.go_s)",
         "failed_canaries=0",
     ),
     "a broken GPU gets warm workers for ever": Bug(
         Scheduler,
-        "_start",
+        "_start_worker",
         "cold_start=task.cold_start or device.cold_start",
         "cold_start=False",
     ),
     "wait_timeout is summed over workers": Bug(
         FailureHistory,
-        "note",
+        "record",
         "_Streak(0, now_s, -math.inf))",
         "_Streak(0, now_s, -math.inf)); streak.first_s -= 5",
     ),
     "no device is suspected": Bug(
         Scheduler,
-        "_fail",
+        "_attempt_failed",
         "device.needs_canary = device.needs_canary or needs_canary",
         "pass",
     ),
     "what was salvaged counts only once it is stored": Bug(
         Scheduler,
-        "_history",
-        "output_has_vectors=bool(end.done) or ",
-        "output_has_vectors=",
+        "attempt_finished",
+        "self._failures.note_stored(task.output, now_s)",
+        "pass",
     ),
     "nobody is asked to leave, nor ended in time": Bug(
         Scheduler,
@@ -126,7 +126,7 @@ BUGS_FOR_HISTORIES = {
         Scheduler,
         "_split",
         "texts = list(task.texts)",
-        "texts = list(task.texts); self._failures.note(Repeated.NO_PROGRESS)",
+        "texts = list(task.texts); self._failures.record(Repeated.NO_PROGRESS)",
     ),
 }
 """By name, bugs that were mended once: a history holds each of them, however seldom a life meets
