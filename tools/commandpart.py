@@ -1,6 +1,7 @@
-"""docs/reference/commands.md from click: every command with its exit codes."""
+"""docs/reference/commands.md from click: every command with its options and exit codes."""
 
 import re
+from collections.abc import Iterator
 
 import click
 
@@ -22,6 +23,8 @@ EXITS: dict[str, tuple[int, ...]] = {
     "init": (0, 78),
     "explain": (0, 2),
 }
+COMMON = ("--help", "--json")
+RANGE = re.compile(r"; 1<=x<=\d+| \[1<=x<=\d+\]| \[x>=0\]")
 EXITS["encode"] = EXITS["run"]
 """What each command ends with, except 1, 2, 74 and 130, which any of them can."""
 
@@ -42,8 +45,18 @@ def _command(command: click.Command, context: click.Context) -> str:
     # the page says so once
     told = _joined(command.help or "").replace(" You may give the config instead of WORKDIR.", "")
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
+    options = [*_options(command, context)]
+    lines += [*options, ""] if options else []
     ends = ", ".join(map(str, EXITS[str(command.name)]))
     return "\n".join([*lines, f"Exit codes: {ends}."])
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield a line for each option, but those of which the page says once what they do."""
+    for option in command.get_params(context):
+        record = option.get_help_record(context)
+        if isinstance(option, click.Option) and record and option.opts[-1] not in COMMON:
+            yield f"- {code(record[0])}: {RANGE.sub('', _joined(record[1]))}"
 
 
 def _joined(text: str) -> str:
