@@ -286,8 +286,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
         opened = StagedTable.open(layout.output(name).table)
         texts = opened.texts(0, opened.distinct)
         opened.row_text(0, opened.rows), opened.first_row(0, opened.distinct)
-        for row in range(opened.rows):
-            opened.place_of(row)
+        opened.places_of(range(opened.rows))
         assert texts == [f"{name}{number}" for number in range(len(texts))]
 
     made_digest = hashlib.sha256(made.files[workdir / "out.npy"]).hexdigest()

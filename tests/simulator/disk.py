@@ -154,8 +154,8 @@ class _Table:
     def first_row(self, start: int, stop: int) -> range:
         return range(start, stop)
 
-    def place_of(self, row: int) -> str:
-        return f"row {row}"
+    def places_of(self, rows: Sequence[int]) -> list[str]:
+        return [f"row {row}" for row in rows]
 
     def reused_texts(self, reuse: int, _most: int) -> list[str]:
         return ["x"] * reuse

@@ -140,14 +140,15 @@ def _of_output(
     allowed = _ROUNDED[final] + allowed_difference(dtype, model)
     found = []
     expected = list[bytes]()
-    for row, text, stored, made in zip(
-        sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True
+    places = table.places_of(sample)
+    for row, place, text, stored, made in zip(
+        sample, places, texts, _stored(output, manifest, sample), trial.vectors, strict=True
     ):
         difference, cosine = difference_and_cosine(stored, made)
         found.append(
             {
                 "row": row,
-                "place": table.place_of(row, with_line=False),
+                "place": place,
                 "difference": difference,
                 "cosine": cosine,
                 "differs": not difference <= allowed,  # a NaN differs as well

@@ -158,7 +158,7 @@ class OutputRun:
     def place_of(self, text: int) -> tuple[int, str]:
         """Return the first row of the text, and its place in the source, such as file and line."""
         row = int(self.table.first_row(text, text + 1)[0])
-        return row, self.table.place_of(row)
+        return row, self.table.places_of([row])[0]
 
     def which_rows(self, texts: Sequence[int]) -> str:
         """Name the first row of each of these texts; empty if they cannot be read."""

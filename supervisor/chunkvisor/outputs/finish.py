@@ -26,8 +26,6 @@ from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
-# Lines of the source are looked up for that many quarantined rows: each reads the source up to it.
-_MAX_LINES = 100
 
 
 def finish_output(
@@ -123,14 +121,11 @@ def quarantined(inputs: JoinInputs, on_block: Callable[[], None]) -> Iterator[di
     if not bad:
         return
     numbers = np.fromiter(bad, dtype=np.int64)
-    count = 0
     for start in range(0, table.rows, _ROWS_AT_ONCE):
         texts = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-        for at in np.flatnonzero(np.isin(texts, numbers)).tolist():
-            row = start + at
-            why = bad[int(texts[at])]
-            place = table.place_of(row, with_line=count < _MAX_LINES)
-            count += 1
+        rows = (start + np.flatnonzero(np.isin(texts, numbers))).tolist()
+        for row, place in zip(rows, table.places_of(rows), strict=True):
+            why = bad[int(texts[row - start])]
             yield {"row": row, "outcome": str(why.outcome), "reason": why.reason, "place": place}
         on_block()
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import traceback
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,50 +55,47 @@ def stage(request: IngestRequest, folder: Path) -> None:
     files = list[TableSource]()
     rows_read = 0
     spool = Spool(paths, scratch)
-    with open(paths.places, "wb") as places:
-        for source in sources:
-            rows_left = None if request.max_rows is None else request.max_rows - rows_read
-            if rows_left == 0:
-                break
-            local = source
-            if source.is_elsewhere:
-                local = replace(source, path=scratch / "fetched")
-                download(source.place, local.path)
-            first_row = spool.rows
-            number = -1
-            for number, text in enumerate(_utf8_texts(database, local, request, rows_left)):
-                if text is not None:
-                    spool.append(text)
-                    if request.where is not None:
-                        places.write(array("q", [number]).tobytes())
-            if source.is_elsewhere:
-                local.path.unlink()
-            rows_read += number + 1
-            files.append(TableSource(source.place, first_row, spool.rows - first_row))
+    for source in sources:
+        rows_left = None if request.max_rows is None else request.max_rows - rows_read
+        if rows_left == 0:
+            break
+        local = source
+        if source.is_elsewhere:
+            local = replace(source, path=scratch / "fetched")
+            download(source.place, local.path)
+        first_row = spool.rows
+        for place, text in _utf8_texts(database, local, request, rows_left):
+            rows_read += 1
+            if text is not None:
+                spool.append(text, place)
+        if source.is_elsewhere:
+            local.path.unlink()
+        has_lines = source.format is not SourceFormat.PARQUET
+        files.append(TableSource(source.place, has_lines, first_row, spool.rows - first_row))
     if database is not None and spool.rows and (request.where is not None or request.columns):
         database.write_rows(paths.rows)
-    if request.where is None:
-        paths.places.unlink()
     distinct = spool.write_files()
     shutil.rmtree(scratch)
-    for place, now in signature(sources).items():
-        if now != state[place]:
+    for name, now in signature(sources).items():
+        if now != state[name]:
             raise Halt(
                 ExitCode.TRY_AGAIN,
-                f"{place} was changed while it was being read.",
+                f"{name} was changed while it was being read.",
                 "Run again when nothing writes to it.",
             )
     for path in folder.glob("*.*"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-    record = TableRecord(spool.rows, distinct, spool.empty, state, request.skip_blank, tuple(files))
+    record = TableRecord(spool.rows, distinct, spool.empty, state, tuple(files))
     seal_table(folder, record)
 
 
 def _utf8_texts(
     database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int | None
-) -> Iterator[bytes | None]:
-    """Yield the texts of the first `limit` rows in UTF-8; None for a row that `where` leaves out.
+) -> Iterator[tuple[int, bytes | None]]:
+    """Yield line (or row of parquet) and text of the first `limit` rows.
+
+    The text is in UTF-8, and None for a row that `where` leaves out.
 
     Raises Halt (78) for bad input, OSError, duckdb.Error.
     """
@@ -112,7 +108,7 @@ def _utf8_texts(
         rows = ((line, compose(file, line, cells)) for line, cells in read)
     for place, text in rows:
         if text is None:
-            yield None
+            yield place, None
             continue
         data = readers.utf8_of(file, place, text)
         if len(data) > readers.MAX_TEXT_BYTES:
@@ -123,7 +119,7 @@ def _utf8_texts(
                 place,
                 "Correct or shorten it in the source, or use sql: left(column, 100000).",
             )
-        yield data
+        yield place, data
 
 
 def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:

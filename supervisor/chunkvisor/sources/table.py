@@ -9,6 +9,7 @@ n**2 / 2**129, which is 4e-19 for ten billion. While the table is written, the h
 
 import hashlib
 import itertools
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,10 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.errors import Halt
-from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.remote import is_remote
-from chunkvisor.sources.resolve import SourceFormat, resolve, signature
 from chunkvisor.store.artifact import pick_rows, read_exactly
 from chunkvisor.store.records import (
     DamagedError,
@@ -60,9 +57,9 @@ class TableFiles:
     row_text = FileIn("row_text.bin")  # the number of each row's text
     first_row = FileIn("first_row.bin")  # the first row of each text
     index = FileIn("index.bin")  # hash and first row of each text, sorted by hash: `_RECORD`
+    places = FileIn("places.bin")  # where each row is in its file: its line, or its row of parquet
     # Only if columns are carried along or rows left out: source_row and these columns of each row.
     rows = FileIn("rows.parquet")
-    places = FileIn("places.bin")  # only if rows are left out: the number of each row in its file
     record = FileIn("table.json")  # `TableRecord`; written last, it makes the folder a table
 
     def holds_index(self) -> bool:
@@ -82,6 +79,7 @@ class TableSource:
     """Which rows of the table come from one source file."""
 
     place: str  # path or address
+    has_lines: bool  # else its rows are numbered, from 0
     first_row: int
     rows: int
 
@@ -95,7 +93,6 @@ class TableRecord:
     empty: int  # rows whose text is empty
     signature: dict[str, Any]
     """The state of all source files when they were read, see `resolve.signature`."""
-    skip_blank: bool
     files: tuple[TableSource, ...]  # those that were read, in the order of their rows
     # These two are set by `seal_table`.
     digest: str = ""
@@ -125,10 +122,12 @@ class Spool:
         self._batches: list[tuple[int, int]] = []  # (rows, bytes of their texts) of each write
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._places = array("q")
 
-    def append(self, text: bytes) -> None:
-        """Append the text of the next row, in UTF-8. Raises OSError."""
+    def append(self, text: bytes, place: int) -> None:
+        """Append the next row: its text in UTF-8, and its line or number. Raises OSError."""
         self.rows += 1
+        self._places.append(place)
         self._pending.append(text)
         self._pending_bytes += len(text)
         if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
@@ -139,10 +138,12 @@ class Spool:
         lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
         for path, data in (
             (self._files.texts, b"".join(self._pending)),
+            (self._files.places, self._places.tobytes()),
             (self._lengths, lengths.tobytes()),
         ):
             with open(path, "ab") as file:
                 file.write(data)
+        del self._places[:]
         digests = b"".join(
             [hashlib.blake2b(text, digest_size=16).digest() for text in self._pending]
         )
@@ -346,31 +347,19 @@ class StagedTable(TableRecord):
         texts = self.texts_at(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
-    def place_of(self, row: int, *, with_line: bool = True) -> str:
-        """Say where a row stands: `file:line`, or `file, row N`, counted from 0.
-
-        To find the line, the file is read up to it. There is none if the format has no lines, or
-        the file was changed since it was staged.
-        """
-        # A file without rows begins where the next one does: the last that begins at or before the
-        # row has it.
-        source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
-        number = row - source.first_row
-        places = TableFiles(self.folder).places
-        if places.name in self.stamps:
-            number = int(_pick(places, np.array([row]))[0])
-        try:
-            if with_line and not is_remote(source.place):
-                (file,) = resolve([source.place])
-                if (
-                    file.format is not SourceFormat.PARQUET
-                    and signature([file]).items() <= self.signature.items()
-                ):
-                    rows = read_rows(file, (), skip_blank=self.skip_blank)
-                    return f"{source.place}:{next(itertools.islice(rows, number, None))[0]}"
-        except (Halt, OSError, StopIteration):
-            pass
-        return f"{source.place}, row {number}"
+    def places_of(self, rows: Sequence[int]) -> list[str]:
+        """Say where rows stand in the sources as they were read: `file:line`, or `file, row N`."""
+        places = list[str]()
+        for row, number in zip(
+            rows, _pick(TableFiles(self.folder).places, np.array(rows)).tolist(), strict=True
+        ):
+            # A file without rows begins where the next one does: the last that begins at or before
+            # the row has it.
+            file = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
+            places.append(
+                f"{file.place}:{number}" if file.has_lines else f"{file.place}, row {number}"
+            )
+        return places
 
 
 def _pick(path: Path, numbers: Numbers) -> Numbers:

@@ -53,7 +53,7 @@ def test_several_files(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> No
         "b.jsonl", "none.csv", "none.parquet", "c.parquet", "none.csv", column="text"
     )
     assert rows_of(table) == TEXTS
-    assert table.place_of(3) == f"{tmp_path / 'c.parquet'}, row 0"
+    assert table.places_of([3]) == [f"{tmp_path / 'c.parquet'}, row 0"]
     assert table.digest == stage_here("a.csv", column="text").digest
     assert table.digest != stage_here("c.parquet", "b.jsonl", column="text").digest
     assert rows_of(stage_here("b.jsonl", "c.parquet", column="text", max_rows=5)) == TEXTS[:5]
@@ -115,7 +115,7 @@ def test_skip_blank(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
     (tmp_path / "c.jsonl").write_bytes(b'\n{"text": "d"}\n')
     table = stage_here("a.txt", "b.csv", "c.jsonl", column="text", skip_blank=True)
     assert rows_of(table) == ["a", "b", "c", "d"]
-    assert [table.place_of(row).rpartition(":")[2] for row in range(4)] == ["1", "4", "3", "2"]
+    assert [place.rpartition(":")[2] for place in table.places_of(range(4))] == ["1", "4", "3", "2"]
 
 
 CASES = [

@@ -165,7 +165,7 @@ def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
     elsewhere.files |= {"b/1.csv": ROWS, "b/2.csv.gz": gzip.compress(ROWS)}
     table = staged(tmp_path / "there", "x://b/*", columns=("text",))
     assert (table.digest, table.rows) == (here.digest, 80)
-    assert table.place_of(41) == "x://b/2.csv.gz, row 1"
+    assert table.places_of([41]) == ["x://b/2.csv.gz:3"]
     assert table.signature == {
         name: remote_state(name) for name in ("x://b/1.csv", "x://b/2.csv.gz")
     }

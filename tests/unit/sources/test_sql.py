@@ -78,7 +78,7 @@ def test_the_rows_for_which_it_is_true(
     places = [f"{tmp_path / name}, row {number}" for number in KEPT] * 2
     if kind != "parquet":
         places = [f"{tmp_path / name}:{number + 1 + (kind == 'csv')}" for number in KEPT] * 2
-    assert [table.place_of(row) for row in range(table.rows)] == places
+    assert table.places_of(range(table.rows)) == places
     assert StagedTable.open(table.folder).carried == table.carried is not None
     assert rows_of(stage_here(name, where="split = 'train'", max_rows=4, **text)) == [
         "text 1",
