@@ -349,16 +349,14 @@ class StagedTable(TableRecord):
 
     def places_of(self, rows: Sequence[int]) -> list[str]:
         """Say where rows stand in the sources as they were read: `file:line`, or `file, row N`."""
+        numbers = _pick(TableFiles(self.folder).places, np.array(rows, dtype=np.int64))
         places = list[str]()
-        for row, number in zip(
-            rows, _pick(TableFiles(self.folder).places, np.array(rows)).tolist(), strict=True
-        ):
+        for row, number in zip(rows, numbers.tolist(), strict=True):
             # A file without rows begins where the next one does: the last that begins at or before
             # the row has it.
             file = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
-            places.append(
-                f"{file.place}:{number}" if file.has_lines else f"{file.place}, row {number}"
-            )
+            where = f":{number}" if file.has_lines else f", row {number}"
+            places.append(file.place + where)
         return places
 
 

@@ -162,3 +162,4 @@ def test_lines(tmp_path: Path, stage_here: Stage) -> None:
     (tmp_path / "a.csv").unlink()
     found = [place.removeprefix(f"{tmp_path}/") for place in table.places_of(range(table.rows))]
     assert found == ["a.csv:2", "a.csv:5", "b.txt:1", "b.txt:2", "c.parquet, row 0"]
+    assert table.places_of([]) == []
