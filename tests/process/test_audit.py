@@ -38,7 +38,7 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
         range(10)
     )
     assert "10 of 20 vectors" in ended.stderr
-    assert f"  row 3 ({drifted.source}, row 3): difference" in ended.stdout
+    assert f"  row 3 ({drifted.source}:4): difference" in ended.stdout
     assert {
         path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()
     } == before
