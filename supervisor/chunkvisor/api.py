@@ -50,7 +50,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_WRITTEN = f"texts-{'[0-9a-f]' * 16}.jsonl"  # names of the files, as a pattern
+_TEXTS_FILES = f"texts-{'[0-9a-f]' * 16}.jsonl"  # names of the files, as a pattern
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
@@ -143,13 +143,13 @@ def in_python(words: str) -> str:
     return words
 
 
-_LINE = re.compile(rf"(?:/[^:\n]*)?/{_WRITTEN}:(\d+)")
+_LINE = re.compile(rf"(?:/[^:\n]*)?/{_TEXTS_FILES}:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 
 
-def _placed(words: str) -> str:
+def _with_places(words: str) -> str:
     """Return the words with `texts[7]`, the place in the call, for the line in the file."""
-    return _LINE.sub(lambda found: _place_of(int(found[1]) - 1), words)
+    return _LINE.sub(lambda found: _place_in_call(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):
@@ -242,7 +242,7 @@ def encode(
     folder = Path.cwd()
     with _workdir(workdir) as work:
         keeps = workdir is not None
-        earlier = list(work.glob(_WRITTEN))
+        earlier = list(work.glob(_TEXTS_FILES))
         output = {"source": str(work / "texts.jsonl"), "column": "text"}
         values |= {"workdir": str(work), "outputs": {OUTPUT: output}}
         try:
@@ -263,9 +263,9 @@ def encode(
             request = Request(
                 loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps
             )
-            vectors = _run(request, on_event, progress, _place_of).outputs[OUTPUT].vectors()
+            vectors = _run(request, on_event, progress, _place_in_call).outputs[OUTPUT].vectors()
         except ChunkvisorError as error:
-            error.what = _placed(error.what)
+            error.what = _with_places(error.what)
             raise
         for path in earlier:
             if path != source:
@@ -273,7 +273,7 @@ def encode(
         return vectors if keeps else np.array(vectors)
 
 
-def _place_of(index: int) -> str:
+def _place_in_call(index: int) -> str:
     """Say where a text stands, as its owner would write it."""
     return f"texts[{index}]"
 
@@ -305,7 +305,7 @@ def write_texts(given: Any, folder: Path) -> Path | None:
         partial = Path(name)
         with open(handle, "wb") as file:
             for index, text in enumerate(given):
-                line = _line(text, index)
+                line = _json_line(text, index)
                 digest.update(line)
                 file.write(line)
             file.flush()
@@ -325,11 +325,11 @@ def write_texts(given: Any, folder: Path) -> Path | None:
     return path
 
 
-def _line(text: Any, index: int) -> bytes:
+def _json_line(text: Any, index: int) -> bytes:
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
     if text is not None and not isinstance(text, str):
         raise config_error(
-            f"{_place_of(index)} is not a string: {type(text).__name__} {text!r:.60}",
+            f"{_place_in_call(index)} is not a string: {type(text).__name__} {text!r:.60}",
             "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one "
             "of their keys).",
         )
@@ -337,7 +337,7 @@ def _line(text: Any, index: int) -> bytes:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
         raise config_error(
-            f"{_place_of(index)} has a lone surrogate, {error.object[error.start]!r}",
+            f"{_place_in_call(index)} has a lone surrogate, {error.object[error.start]!r}",
             "Correct it: it is half of a character, such as an emoji cut in two.",
         ) from None
 
@@ -370,7 +370,7 @@ def _run(
     place: Callable[[int], str] | None = None,
 ) -> Report:
     listens = on_event is not None
-    in_words = _placed if place else str
+    in_words = _with_places if place else str
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)

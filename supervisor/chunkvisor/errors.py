@@ -150,7 +150,7 @@ def halt_of(details: Mapping[str, Any]) -> Halt:
     return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
 
 
-def to_check(final: Path) -> str:
+def how_to_verify(final: Path) -> str:
     """Say how a person checks a final file."""
     return f"to check the file: chunkvisor verify {shlex.quote(str(final))}"
 
@@ -166,7 +166,7 @@ def no_workdir(path: Path) -> Halt:
         return config_error(
             f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work "
             f"folder",
-            f"Nothing is left to do; {to_check(made)}",
+            f"Nothing is left to do; {how_to_verify(made)}",
         )
     return config_error(
         f"{path} does not exist", "Give the config, or the folder that is its workdir."

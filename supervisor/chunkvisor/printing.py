@@ -18,7 +18,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
 
 
-def say(*lines: object, err: bool = False, red: bool = False) -> bool:
+def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
     """Print lines; return False if their reader is gone.
 
     `red`: in that color, on a terminal without NO_COLOR (https://no-color.org).
@@ -32,15 +32,17 @@ def say(*lines: object, err: bool = False, red: bool = False) -> bool:
         write(stream, f"{words}\n")
     except OSError as error:
         if not err and not isinstance(error, BrokenPipeError):
-            raise unwritten(error) from None
-        _silence(stream)  # the interpreter would flush it once more at its end, and complain
+            raise _unwritable_output(error) from None
+        _send_to_devnull(
+            stream
+        )  # the interpreter would flush it once more at its end, and complain
         return False
     return True
 
 
-def say_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print a value for programs."""
-    say(json.dumps(value, indent=2))
+    print_lines(json.dumps(value, indent=2))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -48,9 +50,9 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
-def unwritten(error: OSError) -> Halt:
+def _unwritable_output(error: OSError) -> Halt:
     """Return the end of a command whose output cannot be written; it is not tried again."""
-    _silence(sys.stdout)
+    _send_to_devnull(sys.stdout)
     return Halt(
         ExitCode.DISK,
         "standard output cannot be written",
@@ -99,7 +101,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for all of the process
 
 
-def _silence(stream: TextIO | None) -> None:
+def _send_to_devnull(stream: TextIO | None) -> None:
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.commands.plan import draw
+from chunkvisor.commands.plan import plan_lines
 from harness import Workplace
 from modelkinds import decoder
 from scripted_workplace import ScriptedWorkplace
@@ -158,7 +158,7 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert found["final_disk_bytes"] == 51 * 384 * 4 + 128
     assert found["peak_disk_bytes"] > 2 * 51 * 384 * 4
     assert found["notes"] == []
-    lines = list(draw(found))  # a second plan would load the tokenizer again
+    lines = list(plan_lines(found))  # a second plan would load the tokenizer again
     assert "  2.0 % of the texts are longer than 256 and are cut: 59.6 % of all tokens" in lines
     bars = [line[21:60].strip() for line in lines if " - " in line]
     assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"

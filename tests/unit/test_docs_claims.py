@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from chunkvisor.cli import cli
-from chunkvisor.commands.explain import names
+from chunkvisor.commands.explain import entry_names
 from chunkvisor.config.load import load, parse
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode
@@ -79,7 +79,7 @@ def test_what_help_says(verb: str) -> None:
     given = command.make_context(verb, arguments, parent=GROUP, resilient_parsing=False).params
     assert {override.partition("=")[0] for override in given.get("overrides") or ()} <= set(KEYS)
     assert set(given.get("names") or ()) <= {fault.name for fault in FAULTS}
-    assert verb != "explain" or given["name"] in names()
+    assert verb != "explain" or given["name"] in entry_names()
 
 
 OURS = set().union(*map(options_of, VERBS.values())) | {"--version"}
@@ -128,7 +128,7 @@ def test_every_command_exists() -> None:
                 for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)
             ]
             explained = re.findall(r"chunkvisor explain ([\w-]+)", code)
-            found += [(name, name == "NAME" or name in names()) for name in explained]
+            found += [(name, name == "NAME" or name in entry_names()) for name in explained]
             for module in re.findall(r"python -m ((?:chunkvisor|tests)[\w.]*)", code):
                 place = module.replace(".", "/")
                 there = [ROOT / top / place for top in (".", "supervisor", "worker")]

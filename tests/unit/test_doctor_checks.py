@@ -18,10 +18,10 @@ from chunkvisor.commands.doctor import (
     Finding,
     Sample,
     container_memory,
+    doctor_lines,
     examine,
     exit_code,
-    render,
-    to_json,
+    findings_to_json,
 )
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
@@ -61,8 +61,8 @@ def well(**changes: Any) -> Case:
         config=from_values(values, Path("/tmp")),
         devices=(GPU,),
         smi=SmiAnswer(0, LISTED),
-        opinions={GPU: HealthReport(Health.GOOD)},
-        nodes={"/dev/nvidia0": True},
+        health={GPU: HealthReport(Health.GOOD)},
+        device_files={"/dev/nvidia0": True},
         probe=ProbeReading(REPORT, 0),
         memory=(60 * GIB, 64 * GIB),
         place="cache",
@@ -74,7 +74,7 @@ def well(**changes: Any) -> Case:
 
 def judged(health: Health, why: str) -> Case:
     """Return `well` with another opinion of its GPU."""
-    return well(opinions={GPU: HealthReport(health, why)})
+    return well(health={GPU: HealthReport(health, why)})
 
 
 def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
 
 NO_GPU: dict[str, Any] = {
     "smi": SmiAnswer(None, ""),
-    "nodes": {},
+    "device_files": {},
     **torch("Found no NVIDIA driver on your system"),
 }
 UNLIKE = Sample(DONE, GPU, unexpected=Halt(ExitCode.CONFIG, "other vectors", why="cosine 0.2"))
@@ -129,7 +129,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
         "driver",
         FAULT,
         "no permission to open /dev/nvidia0",
-        lambda: well(nodes={"/dev/nvidia0": False}),
+        lambda: well(device_files={"/dev/nvidia0": False}),
     ),
     ("driver", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
     ("driver", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
@@ -264,7 +264,7 @@ def test_a_well_machine_is_all_well() -> None:
 
     assert [finding for finding in findings if finding.state is not OK] == []
     assert exit_code(findings) is ExitCode.COMPLETE
-    wsl = well(smi=SmiAnswer(None, ""), nodes={}, devices=(Device("cuda", "0"),), opinions={})
+    wsl = well(smi=SmiAnswer(None, ""), device_files={}, devices=(Device("cuda", "0"),), health={})
     assert exit_code(examine(wsl)) is ExitCode.COMPLETE, "CUDA works without nvidia-smi"
 
 
@@ -299,8 +299,12 @@ def test_the_report_is_readable() -> None:
         "         for two reasons",
         "         do: mend it",
     ]
-    assert render(findings) == [*lines, "", "1 fault, 0 warnings; correct the faults before a run"]
-    told = to_json(findings)
+    assert doctor_lines(findings) == [
+        *lines,
+        "",
+        "1 fault, 0 warnings; correct the faults before a run",
+    ]
+    told = findings_to_json(findings)
     assert told["ok"] is False
     row = {
         "check": "b",

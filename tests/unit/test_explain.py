@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.commands.explain import explain, index, names
+from chunkvisor.commands.explain import entry_names, explain, index_lines
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.messages import ENTRIES, QUARANTINE
 from chunkvisor_worker.contract.exits import Outcome
@@ -14,9 +14,9 @@ def test_every_outcome_and_rule_has_an_entry() -> None:
     word.
     """
     assert set(ENTRIES) == {*map(str, Outcome), QUARANTINE}
-    assert set(names()) == {*map(str, Outcome), QUARANTINE, *(rule.name for rule in RULES)}
-    assert len(names()) == len(set(names()))
-    for name in names():
+    assert set(entry_names()) == {*map(str, Outcome), QUARANTINE, *(rule.name for rule in RULES)}
+    assert len(entry_names()) == len(set(entry_names()))
+    for name in entry_names():
         lines = explain(name).splitlines()
         assert lines[0] == name
         assert len(lines) > 3
@@ -25,8 +25,8 @@ def test_every_outcome_and_rule_has_an_entry() -> None:
 
 def test_the_list_says_what_each_is() -> None:
     """Without a name each entry has its own line, with what happened, in lines that fit a terminal."""
-    lines = index()
-    assert [line.split()[0] for line in lines if line and not line[0].isupper()] == names()
+    lines = index_lines()
+    assert [line.split()[0] for line in lines if line and not line[0].isupper()] == entry_names()
     assert all(len(part) <= 96 for line in lines for part in line.splitlines())
     assert "gpu_oom" + " " * 26 + "The GPU ran out of memory" in lines
 

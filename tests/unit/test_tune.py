@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from chunkvisor.commands import tune as tuning_module
-from chunkvisor.commands.tune import draw, tune
+from chunkvisor.commands.tune import tune, tune_lines
 from chunkvisor.config.load import load, with_values
 from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt
@@ -81,7 +81,7 @@ def tuned(config: Path, *changes: str) -> dict[str, Any]:
 def test_a_tuning(config: Path) -> None:
     """The table has every candidate, marks the best, and says what is to change in the config."""
     found = tuned(config)
-    lines = draw(found)
+    lines = tune_lines(found)
     assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
     assert {each["settings"]["attn_implementation"] for each in found["candidates"]} == {
         None,

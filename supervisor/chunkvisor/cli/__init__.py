@@ -17,7 +17,7 @@ import click
 
 from chunkvisor.cli import before, run, workdir
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.printing import open_standard_streams, say
+from chunkvisor.printing import open_standard_streams, print_lines
 from chunkvisor.version import __version__
 
 _SECTIONS = {
@@ -82,8 +82,8 @@ def main() -> None:
     except click.ClickException as error:
         words = io.StringIO()
         error.show(words)
-        # By `say`: it repeats what was typed, which may steer a terminal.
-        say(words.getvalue().rstrip("\n"), err=True)
+        # By `print_lines`: it repeats what was typed, which may steer a terminal.
+        print_lines(words.getvalue().rstrip("\n"), err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -104,5 +104,5 @@ def _end(halt: Halt) -> None:
     """Say the final message of a command on stderr, and exit with its code."""
     for line in halt.lines():
         headline = line == halt.what
-        say(f"chunkvisor: {line}" if headline else f"  {line}", err=True, red=headline)
+        print_lines(f"chunkvisor: {line}" if headline else f"  {line}", err=True, red=headline)
     sys.exit(int(halt.code))

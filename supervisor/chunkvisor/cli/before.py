@@ -22,11 +22,11 @@ from chunkvisor.cli.parameters import (
     set_option,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import say, say_json
+from chunkvisor.printing import print_json, print_lines
 
 
-def _say(step: str) -> None:
-    say(f"{step} …", err=True)
+def _print_step(step: str) -> None:
+    print_lines(f"{step} …", err=True)
 
 
 @command("plan", "embeddings.yaml --set encode.batch_tokens=8192")
@@ -42,14 +42,14 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its
     speed. It uses no GPU and writes nothing into the workdir.
     """
-    from chunkvisor.commands.plan import draw, forecast
+    from chunkvisor.commands.plan import forecast, plan_lines
     from chunkvisor.config.load import load
 
-    found = forecast(load(config, overrides), max_rows, _say)
+    found = forecast(load(config, overrides), max_rows, _print_step)
     if as_json:
-        say_json(found)
+        print_json(found)
     else:
-        say(*draw(found))
+        print_lines(*plan_lines(found))
 
 
 @command("doctor", "embeddings.yaml")
@@ -61,13 +61,19 @@ def doctor(config: Path | None, as_json: bool) -> None:
     It prints what is wrong and how to repair it. With CONFIG it also checks sources, devices, disk
     and model, and a worker encodes a few words.
     """
-    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
+    from chunkvisor.commands.doctor import (
+        doctor_lines,
+        examine,
+        exit_code,
+        findings_to_json,
+        read_case,
+    )
 
-    findings = examine(gather(config, _say))
+    findings = examine(read_case(config, _print_step))
     if as_json:
-        say_json(to_json(findings))
+        print_json(findings_to_json(findings))
     else:
-        say(*render(findings))
+        print_lines(*doctor_lines(findings))
     if code := exit_code(findings):
         sys.exit(int(code))
 
@@ -107,19 +113,21 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
     folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
     failed = list[dict[str, Any]]()
     try:
-        say(
+        print_lines(
             f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in "
             f"{folder}",
             err=True,
         )
-        findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
+        findings = drilling.drill(
+            loaded, faults, folder, lambda line: print_lines(line, err=as_json)
+        )
         failed = [each for each in findings if each["problem"]]
     finally:
         if not failed:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say_json(findings)
-    say(
+        print_json(findings)
+    print_lines(
         f"the run recovered from {len(findings) - len(failed)} of "
         f"{counted(len(findings), 'fault')}",
         err=as_json,
@@ -157,11 +165,11 @@ def tune(
     from chunkvisor.config.load import load, with_values
     from chunkvisor_worker.contract.files import write_atomic
 
-    found = tuning.tune(load(config, overrides), price, _say)
+    found = tuning.tune(load(config, overrides), price, _print_step)
     if as_json:
-        say_json(found)
+        print_json(found)
     else:
-        say(*tuning.draw(found))
+        print_lines(*tuning.tune_lines(found))
     if not any(each["recommended"] for each in found["candidates"]):
         raise Halt(
             ExitCode.QUARANTINED,
@@ -178,7 +186,7 @@ def tune(
         mode = target.stat().st_mode & 0o777
         write_atomic(target, text.encode("utf-8"))
         target.chmod(mode)
-        say(f"{config}: written", err=True)
+        print_lines(f"{config}: written", err=True)
 
 
 @command("init", "embeddings.yaml")
@@ -200,7 +208,7 @@ def init(path: Path) -> None:
             "Name another file: chunkvisor init OTHER.yaml",
         ) from None
     quoted = shlex.quote(str(target))
-    say(
+    print_lines(
         f"{target} written. Change the lines marked with <--: source, column, model, device. Then:",
         f"  chunkvisor doctor {quoted}    can this machine do it?",
         f"  chunkvisor plan {quoted}      how much work is it?",
@@ -220,9 +228,9 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands import explain as handbook
 
     if name is None:
-        say(*handbook.index())
+        print_lines(*handbook.index_lines())
     else:
-        say(
+        print_lines(
             handbook.explain(
                 sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name
             )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chunkvisor.show.lines import Observer
 
 
-def typed() -> str:
+def typed_command() -> str:
     """Return what was typed, and where.
 
     Without secrets, and without what would discard all that is done.
@@ -61,10 +61,10 @@ def command_line(*arguments: str) -> str:
     return shlex.join([*program, *arguments])
 
 
-def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
+def _say_how_to_continue(observer: "Observer", workdir: Path) -> None:
     """Say the last lines of a run that has worked and is not complete."""
     observer.say(f"how far it is: {command_line('status', str(workdir))}")
-    observer.say(f"the command, to run it again: {typed()}")
+    observer.say(f"the command, to run it again: {typed_command()}")
 
 
 @command(
@@ -137,19 +137,19 @@ def encode(
     out = out.absolute()
     keep = given["keep"]
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
-    with _shown(given["quiet"], given["log_format"]) as observer:
-        loaded = onefile.loaded_of(values, place, overrides, keep=keep)
+    with _view_of_run(given["quiet"], given["log_format"]) as observer:
+        loaded = onefile.config_of_call(values, place, overrides, keep=keep)
         request = Request(
             loaded,
             from_scratch=given["from_scratch"],
             stop_after_s=options["stop_after_s"],
-            typed=typed(),
+            typed=typed_command(),
         )
         try:
-            code = onefile.encode(request, out, observer, keep=keep)
+            code = onefile.encode_file(request, out, observer, keep=keep)
         except Halt:
             if given["log_format"] == "text" and observer.state.attempts:
-                _tell_how_to_go_on(observer, place)
+                _say_how_to_continue(observer, place)
             raise
     sys.exit(int(code))
 
@@ -187,7 +187,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
         )
-    with _shown(given["quiet"], given["log_format"]) as observer:
+    with _view_of_run(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
@@ -203,7 +203,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             from_scratch,
             update,
             stop_after_s=given["stop_after_s"],
-            typed=typed(),
+            typed=typed_command(),
         )
         began_s = time.time()
         code = ExitCode.BUG
@@ -223,12 +223,12 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
                 ):
                     observer.say(line)
                 if attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
-                    _tell_how_to_go_on(observer, workdir)
+                    _say_how_to_continue(observer, workdir)
     sys.exit(int(code))
 
 
 @contextlib.contextmanager
-def _shown(quiet: bool, log_format: str) -> "Iterator[Observer]":
+def _view_of_run(quiet: bool, log_format: str) -> "Iterator[Observer]":
     """Yield what shows a run: the live view, lines, or JSON.
 
     With JSON, a Halt becomes an object and an exit here.

@@ -13,7 +13,7 @@ from chunkvisor.cli.parameters import (
     workdir_argument,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import say, say_json
+from chunkvisor.printing import print_json, print_lines
 from chunkvisor.units import counted
 
 
@@ -57,10 +57,10 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     ):
         found.append(each)
         if not as_json:
-            say(*each.in_words())
+            print_lines(*each.in_words())
     if as_json:
-        say_json({"outputs": [each.told for each in found]})
-    differs = [row["differs"] for each in found for row in each.told["rows"]]
+        print_json({"outputs": [each.details for each in found]})
+    differs = [row["differs"] for each in found for row in each.details["rows"]]
     if any(differs):
         raise Halt(
             ExitCode.QUARANTINED,
@@ -73,7 +73,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     if expect is not None:
         encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
         count = auditing.write_expect(expect.absolute(), found, encode)
-        say(
+        print_lines(
             f"{expect}: {counted(count, 'text')} with the vectors that the model gives now",
             err=as_json,
         )
@@ -105,12 +105,12 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return
     found, lines = screen_of(workdir)
     if as_json:
-        say_json(found.to_dict())
+        print_json(found.to_dict())
         return
-    say(lines[0], red=found.state is State.HALTED)
-    say(*lines[1:])
+    print_lines(lines[0], red=found.state is State.HALTED)
+    print_lines(*lines[1:])
     if found.state is not State.RUNNING and Layout(workdir).report.is_file():
-        say(f"  how the run went: {Layout(workdir).report}")
+        print_lines(f"  how the run went: {Layout(workdir).report}")
 
 
 @command("report", "cache/embeddings -o night.html")
@@ -140,7 +140,7 @@ def report(workdir: Path, output: Path | None) -> None:
             "Name another place: chunkvisor report WORKDIR -o FILE.html",
             why=str(error),
         ) from None
-    say(path)
+    print_lines(path)
 
 
 @command("verify", "cache/embeddings")
@@ -172,9 +172,9 @@ def verify(workdir: Path, as_json: bool) -> None:
                 name: {key: getattr(each, key) for key in keys} for name, each in missing.items()
             },
         }
-        say_json(shown)
+        print_json(shown)
     if damaged:
-        say(*(f"{each.path}: {each.problem}" for each in damaged), err=True)
+        print_lines(*(f"{each.path}: {each.problem}" for each in damaged), err=True)
         raise Halt(
             ExitCode.DISK,
             f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing",
@@ -188,16 +188,16 @@ def verify(workdir: Path, as_json: bool) -> None:
             f"`chunkvisor status {workdir}` shows how far it is.",
         )
     if not as_json:
-        say(
+        print_lines(
             f"{counted(len(findings), 'file')} checked: "
             f"{'it is' if len(findings) == 1 else 'all are'} intact"
         )
         for name, output in outputs.items():
             if output.quarantined:
                 bad = counted(output.quarantined, "row")
-                say(f"{name}: {bad} without a vector, listed in {output.listed_in}")
+                print_lines(f"{name}: {bad} without a vector, listed in {output.listed_in}")
             if not output.complete:
-                say(
+                print_lines(
                     f"{name} is not complete: {output.progress}; run the same command again to "
                     f"continue"
                 )
@@ -213,12 +213,12 @@ def retry(workdir: Path) -> None:
     from chunkvisor.commands import housekeeping
 
     if count := housekeeping.retry(workdir):
-        say(
+        print_lines(
             f"{counted(count, 'text')} to try again: run the same command again; it encodes "
             f"nothing else"
         )
     else:
-        say("nothing to try again: every row that is done has its vector")
+        print_lines("nothing to try again: every row that is done has its vector")
 
 
 @command("clean", "cache/embeddings")
@@ -232,4 +232,4 @@ def clean(workdir: Path) -> None:
     from chunkvisor.units import human_bytes
 
     removed, freed_bytes = housekeeping.clean(workdir)
-    say(f"{counted(removed, 'file')} removed, {human_bytes(freed_bytes)} freed")
+    print_lines(f"{counted(removed, 'file')} removed, {human_bytes(freed_bytes)} freed")

@@ -43,20 +43,20 @@ EXPECTED = 10
 class Audit(NamedTuple):
     """What became of one output's sample."""
 
-    told: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows
+    details: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows
     encode: EncodeSpec  # what shaped the vectors
     expected: list[bytes]  # lines of a file for `model.expect`, of rows that do not differ
 
     def in_words(self) -> list[str]:
         """Lines for a terminal, with the first rows that differ."""
-        rows = self.told["rows"]
+        rows = self.details["rows"]
         wrong = [row for row in rows if row["differs"]]
         largest = max((row["difference"] for row in rows), default=0.0)
         lines = [
-            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by "
+            f"{self.details['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by "
             f"more than "
-            f"{self.told['allowed']:g} of their length (weights in "
-            f"{self.told['dtype'] or 'an unknown dtype'}); "
+            f"{self.details['allowed']:g} of their length (weights in "
+            f"{self.details['dtype'] or 'an unknown dtype'}); "
             f"the largest difference is {largest:.2g}"
         ]
         for row in wrong[:20]:
@@ -142,7 +142,7 @@ def _of_output(
     expected = list[bytes]()
     places = table.places_of(sample)
     for row, place, text, stored, made in zip(
-        sample, places, texts, _stored(output, manifest, sample), trial.vectors, strict=True
+        sample, places, texts, _final_vectors(output, manifest, sample), trial.vectors, strict=True
     ):
         difference, cosine = difference_and_cosine(stored, made)
         found.append(
@@ -189,7 +189,7 @@ def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[st
     }
 
 
-def _stored(
+def _final_vectors(
     output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
 ) -> Iterator[Vectors]:
     """The vectors of these rows, which rise, from the final files."""

@@ -1,4 +1,7 @@
-"""The doctor: `gather` reads the machine and the job, and each of `CHECKS` judges what was read."""
+"""The doctor.
+
+`read_case` reads the machine and the job, and each of `CHECKS` judges what was read.
+"""
 
 import math
 import os
@@ -80,10 +83,10 @@ class Case:
     # Why a part of the config is refused, by check.
     refused: dict[str, Halt] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()  # of the job; without a config, all GPUs
-    opinions: dict[Device, HealthReport] = field(default_factory=dict)  # of the GPUs
+    health: dict[Device, HealthReport] = field(default_factory=dict)  # of the GPUs
     smi: SmiAnswer = field(default_factory=SmiAnswer)  # to `nvidia-smi -L`
     # Files of the driver in /dev -> may this user open them?
-    nodes: dict[str, bool] = field(default_factory=dict)
+    device_files: dict[str, bool] = field(default_factory=dict)
     probe: ProbeReading = field(default_factory=ProbeReading)
     # Bytes that are free, of how many; in a container, of its share.
     memory: tuple[float, float] = (0, 0)
@@ -93,7 +96,7 @@ class Case:
     place: str = ""  # where the model's files are: plugin, folder, cache or hub
     model: ModelFolder = field(default_factory=ModelFolder)
     dtype: str | None = None
-    doubts: Sequence[tuple[str, str]] = ()  # on the model's files, and what to do
+    warnings: Sequence[tuple[str, str]] = ()  # on the model's files, and what to do
     missing: str = ""  # hub id of what is not here: the model, or what its files name
     no_download: Verdict | None = None  # why the hub does not give it
     expected: Expected | None = None
@@ -113,7 +116,7 @@ class Case:
         return [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in found]
 
 
-def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
+def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while.
 
     Raises OSError.
@@ -137,7 +140,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
             case.refused["gpu"] = halt
     case.smi = gpus.ask_smi(("-L",))
     # As before each worker, and before torch is asked, whose memory is not free at once.
-    case.opinions = {
+    case.health = {
         each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes)
         for each in case.devices
         if each.watched
@@ -146,7 +149,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     left_bytes, limit_bytes = container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
-        case.nodes |= {
+        case.device_files |= {
             str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)
         }
     say("asking torch")
@@ -221,7 +224,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     try:
         if not model.is_plugin:
             source = here or at_hand(repository_of(model), "")
-            case.doubts = modelfolder.check_model_files(config, source.path)
+            case.warnings = modelfolder.check_model_files(config, source.path)
             take_outside(source, model, at_hand, scratch / "hub")
     except NotHereError:
         return
@@ -253,13 +256,13 @@ def _encode_samples(
     alone = config.model.is_plugin or first.batch_size == 1
     limits = ONE_ROW if alone else Limits(rows=2, tokens=1)
 
-    def encoded(texts: Sequence[str], limits: Limits = ONE_ROW) -> Trial:
+    def try_sample(texts: Sequence[str], limits: Limits = ONE_ROW) -> Trial:
         folder = Path(tempfile.mkdtemp(dir=scratch))
         return try_texts(texts, spec, encode, device, loaded, folder, limits=limits)
 
     for device in case.devices:
         say(f"encoding a sample of texts on {device}")
-        trial = encoded((*SAMPLE, *texts), limits)
+        trial = try_sample((*SAMPLE, *texts), limits)
         sample = Sample(trial, device)
         case.samples.append(sample)
         if trial.vectors is None:
@@ -268,7 +271,7 @@ def _encode_samples(
             sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)
         if device is case.devices[0]:
             say("encoding it once more in another process")
-            sample.again = encoded(SAMPLE)
+            sample.again = try_sample(SAMPLE)
 
 
 # --- the checks
@@ -294,14 +297,14 @@ def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
 
 def _driver(case: Case) -> Iterator[Finding]:
     broken = FAULT if case.wanted else WARNING
-    if forbidden := [path for path, may in case.nodes.items() if not may]:
+    if forbidden := [path for path, may in case.device_files.items() if not may]:
         meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
         yield Finding("driver", broken, meaning, "Join the group that owns /dev/nvidia*.")
     if case.smi.returncode == 0:
         yield Finding(
             "driver", OK, f"nvidia-smi lists {counted(case.smi.text.count('GPU '), 'GPU')}"
         )
-    elif case.smi.text or case.cards or case.nodes:
+    elif case.smi.text or case.cards or case.device_files:
         # Not more than a warning: whether CUDA works is what torch finds.
         means = "nvidia-smi is not on PATH"
         mend = "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
@@ -322,7 +325,7 @@ def _driver(case: Case) -> Iterator[Finding]:
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    for device, health_report in case.opinions.items():
+    for device, health_report in case.health.items():
         if health_report.health is Health.BROKEN:
             mend = (
                 "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it "
@@ -359,7 +362,7 @@ def _torch(case: Case) -> Iterator[Finding]:
     yield Finding(
         "torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes"
     )
-    if case.wanted == "cpu" or not (case.wanted or case.nodes or case.smi.text):
+    if case.wanted == "cpu" or not (case.wanted or case.device_files or case.smi.text):
         return
     if case.cards and not fault and report.phase is not Phase.CUDA_INIT:
         yield Finding("torch-gpu", OK, f"torch computes on {', '.join(map(str, case.cards))}")
@@ -440,7 +443,7 @@ def _model(case: Case) -> Iterator[Finding]:
     else:
         mend = f"To have it checked here, run first: hf download {case.missing}"
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
-    yield from (Finding("right-vectors", WARNING, *found) for found in case.doubts)
+    yield from (Finding("right-vectors", WARNING, *found) for found in case.warnings)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
         slow = (
             "the model computes in bfloat16, for which this CPU has no instructions: slower than "
@@ -561,7 +564,7 @@ def exit_code(findings: Sequence[Finding]) -> ExitCode:
     return ExitCode.CONFIG if blamed else ExitCode.COMPLETE
 
 
-def render(findings: Sequence[Finding]) -> list[str]:
+def doctor_lines(findings: Sequence[Finding]) -> list[str]:
     """Write a line for each finding, what to do below it, and a last line that sums up."""
     lines = list[str]()
     for finding in findings:
@@ -581,7 +584,7 @@ def render(findings: Sequence[Finding]) -> list[str]:
     return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
 
 
-def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def findings_to_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what `--json` prints: `ok`, and an object for each finding."""
     rows = [
         asdict(each) | {"blame": each.blame if each.state is FAULT else None} for each in findings

@@ -25,7 +25,7 @@ _ON_CPU = (
 )
 
 
-def names() -> list[str]:
+def entry_names() -> list[str]:
     """Return what can be explained: outcomes, then rules, each by the alphabet.
 
     The outcome of success comes last.
@@ -34,7 +34,7 @@ def names() -> list[str]:
     return [*outcomes, *sorted({rule.name for rule in RULES} - set(outcomes))]
 
 
-def index() -> list[str]:
+def index_lines() -> list[str]:
     """Return a line for each entry under two headings.
 
     Its name, and what happened in a sentence.
@@ -43,7 +43,7 @@ def index() -> list[str]:
     causes |= {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
     lines = []
-    for name in names():
+    for name in entry_names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         lines.append(
             textwrap.fill(
@@ -62,15 +62,15 @@ def explain(words: str) -> str:
     wanted = words.strip().lower()
     if re.search(r"\s", wanted):
         wanted = _recognized(words)
-    elif wanted.replace("-", "_") not in names():  # a part of a name, such as nvml
-        wanted = next((name for name in names() if wanted in name), wanted)
+    elif wanted.replace("-", "_") not in entry_names():  # a part of a name, such as nvml
+        wanted = next((name for name in entry_names() if wanted in name), wanted)
     rule = next((each for each in RULES if each.name == wanted), None)
     if rule is None:
         wanted = wanted.replace("-", "_")
         if wanted not in ENTRIES:
             raise Halt(
                 ExitCode.USAGE,
-                f"the handbook has no entry {words}; {did_you_mean(wanted, names())}",
+                f"the handbook has no entry {words}; {did_you_mean(wanted, entry_names())}",
                 "`chunkvisor explain` without a name lists them all.",
             )
     blocks = [wanted]

@@ -148,9 +148,9 @@ def retry(workdir: Path) -> int:
     The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75
     while a run uses it, 74 if its records are damaged; OSError.
     """
-    with _held(workdir) as outputs:
+    with _locked_outputs(workdir) as outputs:
         try:
-            return sum(map(_reopen, outputs))
+            return sum(map(_retry_output, outputs))
         except DamagedError as error:
             raise Halt(
                 ExitCode.DISK, f"{error} is damaged", "`chunkvisor run` shows what can be done."
@@ -166,7 +166,7 @@ def clean(workdir: Path) -> tuple[int, int]:
     Halt: 78 if the folder is not a workdir, 75 while a run uses it.
     """
     sizes = list[int]()
-    with _held(workdir) as outputs:
+    with _locked_outputs(workdir) as outputs:
         for output in outputs:
             manifest = read(output).manifest
             if manifest is None or manifest["quarantined"]:
@@ -188,7 +188,7 @@ def clean(workdir: Path) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
+def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
     with hold_lock(layout.lock, ""):
         # Not `glob`, which finds nothing in a folder that cannot be read.
@@ -209,7 +209,7 @@ def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
     return set()
 
 
-def _reopen(layout: OutputLayout) -> int:
+def _retry_output(layout: OutputLayout) -> int:
     """Make the bad texts of one output pending; return how many. Raises DamagedError."""
     found = complete_publication(layout)
     ledger = ledger_of(found.layout)

@@ -15,7 +15,7 @@ from typing import Any
 
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.engine.modelfolder import outside_of
-from chunkvisor.errors import ExitCode, Halt, config_error, to_check
+from chunkvisor.errors import ExitCode, Halt, config_error, how_to_verify
 from chunkvisor.outputs.forms import FORM_KEYS
 from chunkvisor.outputs.state import is_manifest
 from chunkvisor.show.lines import Observer, how_to_read
@@ -42,7 +42,7 @@ OUTPUT = "embeddings"
 _MADE_FROM = "made_from"
 
 
-def loaded_of(
+def config_of_call(
     values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool
 ) -> LoadedConfig:
     """Return the config of a call in the current folder; `keep`: chunk files stay.
@@ -61,7 +61,7 @@ def loaded_of(
     return LoadedConfig(config, folder / "(command line)", folder, overrides, by_options=True)
 
 
-def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> ExitCode:
+def encode_file(request: Request, out: Path, observer: Observer, *, keep: bool) -> ExitCode:
     """Make the file `out`, an absolute path. Raises Halt if it does not end well; OSError.
 
     `keep`: the state stays once the file is complete.
@@ -125,7 +125,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     for line in (
         f"{out}: complete, described in {manifest_file.name}",
         how_to_read(out),
-        to_check(out),
+        how_to_verify(out),
     ):
         observer.say(line)
     return ExitCode.COMPLETE

@@ -242,7 +242,7 @@ def _count_tokens(
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(
         None, config.model.revision
     )
-    doubts = modelfolder.check_model_files(config, source.path)
+    warnings = modelfolder.check_model_files(config, source.path)
     folder.mkdir(mode=0o700)
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
     for name, table in tables.items():
@@ -271,7 +271,7 @@ def _count_tokens(
         notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
-        doubts = modelfolder.check_model_files(config, path)
+        warnings = modelfolder.check_model_files(config, path)
         for name, told, table, report in zip(
             outputs, outputs.values(), tables.values(), answer.reports, strict=True
         ):
@@ -290,11 +290,11 @@ def _count_tokens(
                     "since 5.4"
                 )
                 notes.append(f"{name}: blanks at the end of {blank} change their vectors: {what}")
-    notes += map("; ".join, doubts)
+    notes += map("; ".join, warnings)
     return path
 
 
-def draw(forecast: dict[str, Any]) -> Iterator[str]:
+def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the plan.
 
     One for each output and their sum, then each output in detail, then what the machine must have.
@@ -323,7 +323,7 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
     for name, output in outputs.items():
         yield ""
         yield name
-        yield from _draw_output(output)
+        yield from _output_lines(output)
     size = {
         key: "unknown" if number is None else human_bytes(number)
         for key, number in forecast.items()
@@ -343,7 +343,7 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
     yield from (f"note    {note}" for note in forecast["notes"])
 
 
-def _draw_output(output: dict[str, Any]) -> Iterator[str]:
+def _output_lines(output: dict[str, Any]) -> Iterator[str]:
     lengths = output["lengths"]
     limit = output["max_length"]
     if lengths["count"]:

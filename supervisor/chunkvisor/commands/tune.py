@@ -91,11 +91,11 @@ def tune(
         budget = config.effective_encode(next(iter(config.outputs))).batch_tokens or "auto"
         now: Settings = {_DTYPE: str(config.model.dtype), _ATTENTION: attention, _BATCH: budget}
         now[_WORKERS] = config.workers.per_device
-        first, rate = measure(now, _texts(tables[0], _FIRST_TEXTS))
+        first, rate = measure(now, _sample_texts(tables[0], _FIRST_TEXTS))
         if first.vectors is None:
             raise first.failure("no text could be encoded with the config unchanged")
         now[_DTYPE] = first.dtype or "float32"
-        texts = _texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
+        texts = _sample_texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
         kind = read_model_folder(Path(source.path or "")).model_type
         # float16 has no fast kernels on a CPU.
@@ -195,7 +195,7 @@ def _measure(
     env = {"OMP_NUM_THREADS": str(threads), **config.env}
     shared = replace(loaded, config=config.model_copy(update={"env": env}))
 
-    def encoded(number: int) -> Trial:
+    def encode_share(number: int) -> Trial:
         return try_texts(
             texts[number::workers],
             replace(model, dtype=settings[_DTYPE], kwargs=kwargs),
@@ -208,7 +208,7 @@ def _measure(
         )
 
     with ThreadPoolExecutor(workers) as pool:
-        trials = list(pool.map(encoded, range(workers)))
+        trials = list(pool.map(encode_share, range(workers)))
     shares = []
     for trial in trials:
         if trial.vectors is None:
@@ -223,12 +223,12 @@ def _measure(
     return replace(trials[0], vectors=vectors), len(texts) / max(seconds, 1e-6)
 
 
-def _texts(table: StagedTable, count: int) -> list[str]:
+def _sample_texts(table: StagedTable, count: int) -> list[str]:
     """Read at most `count` texts, evenly spread."""
     return table.texts_at(np.unique(np.linspace(0, table.distinct - 1, count).astype(np.int64)))
 
 
-def draw(tuned: dict[str, Any]) -> list[str]:
+def tune_lines(tuned: dict[str, Any]) -> list[str]:
     """Return the table of candidates, the recommended one marked, and what to do."""
     row = "{:<2}{:<10}{:<19}{:>7}{:>9}{:>10}{:>9}{:>9}{:>11}{:>8}".format
     heads = "dtype,attention,tokens,workers,texts/s,cosine,least,all of it,cost"

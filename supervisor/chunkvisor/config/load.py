@@ -86,7 +86,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
         node = loader.get_single_node()
         if node is None:
             return None, places
-        _note(node, (), places)
+        _collect_places(node, (), places)
         return loader.construct_document(node), places
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         why = "it is nested too deeply, or has a tag that does not fit"
@@ -95,7 +95,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
         raise _wrong_config(f"{name}: not valid YAML: {why}") from None
 
 
-def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
+def _collect_places(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
     """Note the places of all that is in the node, and make all of its keys text."""
     if isinstance(node, yaml.ScalarNode):
         # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
@@ -104,7 +104,7 @@ def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
     elif isinstance(node, yaml.SequenceNode):
         for position, item in enumerate(node.value):
             places[*key, position] = f"{places[()]}:{item.start_mark.line + 1}"
-            _note(item, (*key, position), places)
+            _collect_places(item, (*key, position), places)
     else:
         for name, value in node.value:
             if name.tag == f"{_TAG}merge" or not isinstance(name, yaml.ScalarNode):
@@ -114,7 +114,7 @@ def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
                 again = f"the key {name.value} stands at {before} and again"
                 raise yaml.MarkedYAMLError(problem=again, problem_mark=name.start_mark)
             places[*key, name.value] = f"{places[()]}:{name.start_mark.line + 1}"
-            _note(value, (*key, name.value), places)
+            _collect_places(value, (*key, name.value), places)
 
 
 def with_values(text: str, values: Mapping[str, str | int]) -> str | None:

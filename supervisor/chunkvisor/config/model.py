@@ -78,7 +78,7 @@ _OR_NULL = BeforeValidator(lambda value: {} if value is None else value)
 _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
-def _joined(text: str, info: ValidationInfo) -> str:
+def _absolute(text: str, info: ValidationInfo) -> str:
     """Make the path absolute.
 
     It is relative to the folder in the validation context, else to the current one.
@@ -108,7 +108,7 @@ def _path(text: str) -> str:
 def _source(text: str, info: ValidationInfo) -> str:
     address = _ADDRESS.match(text)
     if address is None:
-        return _joined(text, info)
+        return _absolute(text, info)
     if "@" in address[2] or _SECRET_ARGUMENT.search(text):
         raise ValueError(
             "this address has a password, a key or a token in it, which would stand in manifests; "
@@ -182,7 +182,7 @@ OutputNames = Annotated[
 ]
 FilePath = Annotated[
     Path,
-    BeforeValidator(_joined),
+    BeforeValidator(_absolute),
     BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python),
 ]
 PromFile = Annotated[
@@ -308,7 +308,7 @@ class ModelConfig(Section):
     def _local_folder(cls, name: str, info: ValidationInfo) -> str:
         if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
             return name
-        folder = _joined(name, info)
+        folder = _absolute(name, info)
         return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
 
     @model_validator(mode="after")

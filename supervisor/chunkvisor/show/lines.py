@@ -18,7 +18,7 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
-from chunkvisor.printing import is_terminal, say, write
+from chunkvisor.printing import is_terminal, print_lines, write
 from chunkvisor.show.snapshot import snapshot_of, take_snapshot
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_moment, printable
@@ -82,7 +82,7 @@ class Observers(Observer):
                 self._guarded.remove(observer)
                 name = type(observer).__name__
                 why = f"{type(error).__name__}: {error}"
-                say(
+                print_lines(
                     f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True
                 )
         for observer in self._others:

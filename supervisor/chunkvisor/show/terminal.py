@@ -20,7 +20,7 @@ from rich.text import Text
 from chunkvisor.events.event import Event, Note, Weight, plain
 from chunkvisor.events.journal import Logged
 from chunkvisor.events.state import RunState
-from chunkvisor.printing import say
+from chunkvisor.printing import print_lines
 from chunkvisor.show.lines import Observer, can_draw, heartbeat_s
 from chunkvisor.show.snapshot import Snapshot, percent, snapshot_of, take_snapshot
 from chunkvisor.show.status import Follower, status_of
@@ -137,7 +137,7 @@ def _follow(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
     Raises Halt (78) if the folder is not a workdir.
     """
     if not is_workdir(Layout(workdir)) and not workdir.is_file():
-        say(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
+        print_lines(f"waiting for a run to begin in {workdir} (Ctrl-C ends this)", err=True)
         while not is_workdir(Layout(workdir)):
             time.sleep(REFRESH_S)
     run = Follower(require_workdir(workdir))
@@ -163,7 +163,7 @@ def watch_view(workdir: Path) -> None:
                 live.update(now, news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
-                if not say(f"{human_moment(time.time())} {now.line}"):  # `status --watch | head`
+                if not print_lines(f"{human_moment(time.time())} {now.line}"):  # `status --watch | head`
                     return
             news = [] if run.alive else news
     finally:
@@ -181,5 +181,5 @@ def watch_json(workdir: Path) -> None:
         content = status_of(run, now).to_dict()
         if content != shown:
             shown = content
-            if not say(json.dumps(content)):
+            if not print_lines(json.dumps(content)):
                 return
