@@ -61,10 +61,8 @@ _MEANINGS = {
     "config_path": "A YAML config.",
     "model": "Name of a model on the hub, or the path of a model folder.",
     "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds "
-    "it done; the array is "
-    "mapped from a file there, which changes to the array leave alone. None = all is temporary, "
-    "and the array is in "
-    "memory.",
+    "it done; the array is mapped from a file there, which changes to the array leave alone. None "
+    "= all is temporary, and the array is in memory.",
     "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does "
     "in about 40 s.",
     "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the "
@@ -73,16 +71,14 @@ _MEANINGS = {
     '"workers.per_device=2"].',
     "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
     "from_scratch": "Discard what the workdir has. Without it, and without `update`, a workdir "
-    "with other texts or "
-    "settings is refused.",
+    "with other texts or settings is refused.",
     "update": "Accept other texts than before; only new ones are encoded.",
     "stop_after": 'Seconds, or a time such as "3h". With work left, the call raises '
     "ChunkvisorError (75).",
     "progress": "Show the progress; None = only in a terminal or a notebook, unless on_event is "
     "given.",
     "on_event": "A function that gets the name and the details (a dict) of each event. What it "
-    "raises ends the run. "
-    "chunkvisor.show.lines.Console() prints what the command prints.",
+    "raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
 }
 """Meanings of the arguments that are not keys of the sections `model` and `encode`; those keys have
 descriptions."""

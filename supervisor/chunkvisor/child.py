@@ -1,6 +1,6 @@
-"""Runs a child process and waits for it.
+"""Run a child process to its end, with a time limit.
 
-One that reads sources, asks the hub, counts tokens, or tries out torch.
+Children read sources, ask the hub, count tokens, or try out torch.
 """
 
 import math
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK_S, _STACK_S = 0.02, 1.0  # between looks; for the stack of a child that takes too long
-_PATIENCE_S = 10.0  # for the end of a killed child; one that sleeps in a driver is left behind
+_POLL_S = 0.02  # between two looks whether the child has ended
+_STACK_S = 1.0  # in which faulthandler writes the stack of a child that takes too long
+_KILL_S = 10.0  # for the end of a killed child; one that hangs in a driver is left behind
 
 
 def run_child(
@@ -26,13 +27,11 @@ def run_child(
     *,
     stack: bool = False,
 ) -> int:
-    """Run the command to its end, in a new session, and return its code.
+    """Run the command in a new session, append what it prints to `log`, and return its exit code.
 
-    What it prints is appended to `log`.
-
-    What `on_wait` raises ends the child and is raised again. Nothing that the child has started
-    outlives it. Raises TimeoutError after `timeout_s` (with `stack`, faulthandler has put the
-    child's stack into the log), OSError.
+    `on_wait` is called 50 times a second; an exception that it raises ends the child and is raised
+    again. What the child has started ends with it. Raises TimeoutError after `timeout_s` (with
+    `stack`, faulthandler has put the child's stack into the log), OSError.
     """
     with open(log, "ab") as stream:
         child = subprocess.Popen(
@@ -52,11 +51,11 @@ def run_child(
                     time.sleep(_STACK_S)
                 raise TimeoutError(f"not done after {timeout_s:.0f} s")
             on_wait()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     finally:
         # Until it is reaped, the kernel gives its number to no other group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(_PATIENCE_S)
+            child.wait(_KILL_S)
     return child.returncode

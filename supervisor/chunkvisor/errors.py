@@ -8,10 +8,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `chunkvisor`.
-
-    Docs/reference/exit-codes.md says which of them are worth a restart.
-    """
+    """Exit codes of `chunkvisor`; docs/reference/exit-codes.md says which are worth a restart."""
 
     COMPLETE = 0
     BUG = 1
@@ -26,19 +23,19 @@ class ExitCode(IntEnum):
 
 
 class StopReason(Enum):
-    """Why a run ends, or continues without a device; `words` makes sentences of it."""
+    """Why a run ends, or continues without a device; `messages` has the sentences."""
 
     HALTED = "halted"  # as the outcome of the attempt says
     BROKEN = "broken"  # the device cannot be used any more
     BUSY = "busy"  # other processes held the device for too long
     TOO_LARGE = "too large"  # the model does not fit into the memory of the device
     CANARY = "canary"  # a text that was encoded before cannot be encoded any more
-    NOTHING_ENCODED = "nothing encoded"  # not one text, short ones tried alone
+    NOTHING_ENCODED = "nothing encoded"  # no text, not even short ones, each alone in its batch
     BAD_ROWS = "bad rows"  # more texts without a vector than the config allows
     ALL_BAD = "all bad"  # no text of an output can be encoded
 
 
-# at the end of a remedy; a run of which nothing is kept takes it away
+# The end of a remedy, which a run that keeps nothing leaves out.
 KEPT = "; finished work is kept"
 _LABELS = {
     "what": "",
@@ -50,12 +47,11 @@ _LABELS = {
 
 
 class ChunkvisorError(Exception):
-    """Why a job did not end well, for the person who reads it at 7 a.m.
+    """Why a job did not end well; the one error that the Python interface raises.
 
-    `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a
-    sentence or two. `see` is the entry of the handbook about it, which `chunkvisor explain` prints.
-    It is the one error that the Python interface raises, under the name
-    `chunkvisor.ChunkvisorError`.
+    `code` is the exit code of the command. `what` happened, `why` as far as we know, and the
+    `remedy` are a sentence or two each; `log` is the file to open, and `see` the entry that
+    `chunkvisor explain` prints. `outcome` is that of the attempt that ended the run.
     """
 
     def __init__(
@@ -78,10 +74,7 @@ class ChunkvisorError(Exception):
 
     @property
     def outcome(self) -> str:
-        """What became of the attempt that ended the run, such as `crashed`.
-
-        Empty if no attempt did.
-        """
+        """What became of the attempt that ended the run, such as `crashed`; empty if none did."""
         from chunkvisor_worker.contract.exits import Outcome
         from chunkvisor_worker.contract.rules import RULES
 
@@ -94,16 +87,15 @@ class ChunkvisorError(Exception):
         return "\n".join(self.lines())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process
-        # pool.
+        # Pickle rebuilds an exception from `args` only, which fails here, and breaks process pools.
         return halt_of, (self.details(),)
 
     def lines(self) -> list[str]:
-        """The message, one part a line, without color or decoration."""
+        """Return the message as lines: what, why, what to do, log and entry."""
         return lines_of_end(self.details())
 
     def details(self) -> dict[str, Any]:
-        """Plain values, for the journal and for programs."""
+        """Return the message as plain values, for the journal and for programs."""
         words = {name: str(getattr(self, name) or "") for name in _LABELS}
         return {"code": int(self.code), "outcome": self.outcome, **words}
 
@@ -111,16 +103,15 @@ class ChunkvisorError(Exception):
 # So that a traceback names it as a person would import it.
 ChunkvisorError.__module__ = "chunkvisor"
 
-Halt = ChunkvisorError  # what the program itself calls it: the end of a run in good order
+# Our own name for it: the end of a run in good order, with a message and an exit code.
+Halt = ChunkvisorError
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     """Return the message of an error from its `details`, as they stand in the journal.
 
-    Nothing for an end without one.
-
-    A log without a word (a killed worker writes none) is said to be empty; if a worker ended well,
-    it is not named.
+    There are no lines if `details` has no message. An empty log (a killed worker writes none) is
+    said to be empty; that of a worker that ended well is not named.
     """
     words = {
         name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)
@@ -133,7 +124,7 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
 
 
 def is_empty(log: str) -> bool:
-    """Whether a log is named, is there, and nothing was written into it."""
+    """Say whether this log exists, and nothing was written into it."""
     try:
         return bool(log) and not Path(log).stat().st_size
     except (OSError, ValueError):  # gone, or on another machine; a NUL in a journal's line
@@ -141,9 +132,9 @@ def is_empty(log: str) -> bool:
 
 
 def halt_of(details: Mapping[str, Any]) -> Halt:
-    """Return the Halt of these `details`.
+    """Make a Halt of the `details` of one.
 
-    Raises KeyError, TypeError or ValueError if they are not those of one.
+    Raises KeyError, TypeError or ValueError if they are not those of a Halt.
     """
     log = Path(details["log"]) if details["log"] else None
     words = {key: details[key] for key in ("why", "remedy", "see")}
@@ -151,12 +142,12 @@ def halt_of(details: Mapping[str, Any]) -> Halt:
 
 
 def how_to_verify(final: Path) -> str:
-    """Say how a person checks a final file."""
+    """Say how to check a final file."""
     return f"to check the file: chunkvisor verify {shlex.quote(str(final))}"
 
 
 def no_workdir(path: Path) -> Halt:
-    """Return a Halt for a path that was given as a workdir and is not one."""
+    """Return a Halt (78) for a path that was given as a workdir and is not one."""
     if path.exists():
         return config_error(
             f"{path} is not a workdir of chunkvisor", "Give the config, or the folder in it."

@@ -1,10 +1,8 @@
-"""Everything that is printed goes through here.
+"""Print lines so that their text cannot steer a terminal, and a closed stream ends nothing.
 
-Nothing in it steers a terminal, and one that is closed ends nothing.
-
-A file name, a cell of a source or a message of a library may hold escape sequences. What people or
-programs have asked for goes to standard output; if that cannot take it, it is an error. Standard
-error is only news: it may be gone.
+All output of the parent goes through this module: a file name, a cell of a source or a message of a
+library may hold escape sequences. What people or programs have asked for goes to standard output,
+and it is an error if that cannot be written. Standard error only has news, so it may be closed.
 """
 
 import contextlib
@@ -19,10 +17,10 @@ from chunkvisor.units import printable
 
 
 def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
-    """Print lines; return False if their reader is gone.
+    """Print lines; return False if the other end of the stream is closed.
 
     `red`: in that color, on a terminal without NO_COLOR (https://no-color.org).
-    Raises Halt (74) if standard output cannot take it, such as on a full disk.
+    Raises Halt (74) if standard output cannot be written, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
     words = printable("\n".join(map(str, lines)))
@@ -41,17 +39,17 @@ def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
 
 
 def print_json(value: object) -> None:
-    """Print a value for programs."""
+    """Print a value as JSON, for programs."""
     print_lines(json.dumps(value, indent=2))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person may be at the other end."""
+    """Say whether the stream is a terminal, which a person may read."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def _unwritable_output(error: OSError) -> Halt:
-    """Return the end of a command whose output cannot be written; it is not tried again."""
+    """Return the Halt for an output that cannot be written, and write nothing more to it."""
     _send_to_devnull(sys.stdout)
     return Halt(
         ExitCode.DISK,
@@ -62,7 +60,7 @@ def _unwritable_output(error: OSError) -> Halt:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write harmless text, with question marks for what the stream cannot take.
+    """Write text, with question marks for characters that the stream's encoding does not have.
 
     Raises OSError.
     """
@@ -78,9 +76,9 @@ def write(stream: TextIO | None, text: str) -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Ask a person for a yes or a no on standard error.
+    """Ask a question on standard error, and return whether the answer is yes.
 
-    Raises click.Abort for an end of the input.
+    Raises click.Abort at the end of the input.
     """
     import click  # late: `import chunkvisor` is to be light
 
@@ -88,13 +86,15 @@ def confirmed(question: str) -> bool:
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null in the place of a standard stream that is closed (`2>&-`).
+    """Put /dev/null in the place of each standard stream that is closed (`2>&-`).
 
-    Else the next file that is opened, a journal say, would be standard error, and get what
-    libraries print.
+    Else the next file that is opened, such as the journal, would become standard error, and
+    libraries would print into it.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
         os.set_inheritable(fd, True)
+        fd = os.open(os.devnull, os.O_RDWR)
     os.close(fd)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

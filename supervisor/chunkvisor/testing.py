@@ -158,7 +158,6 @@ def fault(
         of_output = f" of output {output}" if output else ""
         raise AssertionError(
             f"the fault {provoked.name} never struck: in this block, no worker of this machine "
-            f"reached it in chunk "
-            f"{chunk}{of_output}; chunks are counted from 0, and a finished one is not encoded "
-            f"again"
+            f"reached it in chunk {chunk}{of_output}; chunks are counted from 0, and a finished "
+            "one is not encoded again"
         )

@@ -34,16 +34,18 @@ def human_bytes(size: float) -> str:
 
 
 def listed(items: Sequence[str], most: int) -> str:
-    """Say `a, b and 3 more`: the first `most` of them."""
+    """Say `a, b and 3 more`: name the first `most` items, and count the rest."""
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
 def which_rows(rows: Sequence[int], most: int = 5) -> str:
-    """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`.
+    """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`; without rows, nothing.
 
-    At most that many ranges of rows that rise.
+    `rows` rise; at most `most` ranges of them are named.
     """
+    if not rows:
+        return ""
     ranges = list[tuple[int, int]]()
     for row in rows:
         if ranges and row == ranges[-1][1] + 1:
@@ -51,13 +53,14 @@ def which_rows(rows: Sequence[int], most: int = 5) -> str:
         else:
             ranges.append((row, row))
     shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in ranges[:most]]
+    noun = "row" if len(rows) == 1 else "rows"
     more = " and more" if len(ranges) > most else ""
-    return f"row{'s' * (len(rows) != 1)} {', '.join(shown)}{more}" if rows else ""
+    return f"{noun} {', '.join(shown)}{more}"
 
 
 def counted(number: int, noun: str) -> str:
     """Say `1 fault`, `2 faults`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:

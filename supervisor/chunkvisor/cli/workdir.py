@@ -66,8 +66,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
             ExitCode.QUARANTINED,
             f"{sum(differs):,} of {len(differs):,} vectors differ from those computed now",
             "Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, "
-            "run "
-            "`chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
+            "run `chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
             why="the model, its padding or the hardware gave other values during the run",
         )
     if expect is not None:

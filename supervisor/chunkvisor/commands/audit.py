@@ -54,10 +54,9 @@ class Audit(NamedTuple):
         largest = max((row["difference"] for row in rows), default=0.0)
         lines = [
             f"{self.details['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by "
-            f"more than "
-            f"{self.details['allowed']:g} of their length (weights in "
-            f"{self.details['dtype'] or 'an unknown dtype'}); "
-            f"the largest difference is {largest:.2g}"
+            f"more than {self.details['allowed']:g} of their length (weights in "
+            f"{self.details['dtype'] or 'an unknown dtype'}); the largest difference is "
+            f"{largest:.2g}"
         ]
         for row in wrong[:20]:
             lines.append(

@@ -383,8 +383,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     free, total = case.memory
     text = (
         f"{human_bytes(free)} of {human_bytes(total)} of memory are free; about "
-        f"{human_bytes(workers * need)} is "
-        f"needed for {counted(workers, 'worker')}"
+        f"{human_bytes(workers * need)} is needed for {counted(workers, 'worker')}"
     )
     if free < workers * need and case.place != "plugin":
         mend = "Set workers.standby lower, free some memory, or raise the container's limit."

@@ -115,9 +115,8 @@ def encode_file(request: Request, out: Path, observer: Observer, *, keep: bool) 
         # The state stays: `retry` has only the bad texts computed again.
         halt.remedy = (
             f"{out.with_suffix('.quarantined.jsonl')} lists such rows. To try them again: "
-            f"chunkvisor retry "
-            f"{config.workdir}, then the same command. If you correct the source: the same command "
-            f"with --from-scratch"
+            f"chunkvisor retry {config.workdir}, then the same command. If you correct the source: "
+            "the same command with --from-scratch"
         )
         raise
     if not keep:

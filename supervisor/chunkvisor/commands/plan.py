@@ -316,8 +316,7 @@ def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
     elif left:
         time = (
             f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of "
-            f"the last run: "
-            f"{figure(forecast['texts_per_s'])} texts/s, without its start"
+            f"the last run: {figure(forecast['texts_per_s'])} texts/s, without its start"
         )
     yield f"time: {time}"
     for name, output in outputs.items():
@@ -348,9 +347,8 @@ def _output_lines(output: dict[str, Any]) -> Iterator[str]:
     limit = output["max_length"]
     if lengths["count"]:
         yield (
-            f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: "
-            f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest "
-            f"{lengths['longest']:,}"
+            f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: median "
+            f"{lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
         )
     most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:

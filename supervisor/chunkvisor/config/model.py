@@ -112,8 +112,7 @@ def _source(text: str, info: ValidationInfo) -> str:
     if "@" in address[2] or _SECRET_ARGUMENT.search(text):
         raise ValueError(
             "this address has a password, a key or a token in it, which would stand in manifests; "
-            "set it in the "
-            "environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
         )
     return text
 
@@ -542,9 +541,8 @@ class Config(Section):
             if given or isinstance(encode.batch_tokens, int):
                 raise ValueError(
                     f"output {name}: encode.{(*given, 'batch_tokens')[0]} is for a model of "
-                    f"sentence-transformers; a "
-                    "plug-in encoder takes encode.prompt, encode.batch_size and model.kwargs "
-                    "instead"
+                    "sentence-transformers; a plug-in encoder takes encode.prompt, "
+                    "encode.batch_size and model.kwargs instead"
                 )
         return self
 
