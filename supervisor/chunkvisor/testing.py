@@ -80,19 +80,15 @@ FAULTS: tuple[DrillFault, ...] = (
         POISON_ROW, "one text crashes every worker", Outcome.CRASHED, exit_code=ExitCode.QUARANTINED
     ),
 )
-"""In the order in which they are provoked."""
-
-_BY_OUTCOME = {
-    **{
-        fault.seen_as: fault.name
-        for fault in reversed(FAULTS)
-        if fault.name not in (PARENT_KILLED, POISON_ROW)
-    },
-    Outcome.HUNG: "hang",
-}
-"""The fault that stands for an outcome: the first of the table but for one."""
+"""In the order in which they are provoked; only the last two are faults of a run or of one text."""
 
 NAMES = tuple(fault.name for fault in FAULTS if fault.name != PARENT_KILLED)
+_FAULT_OF = {
+    **{name: name for name in NAMES},
+    **{str(fault.seen_as): fault.name for fault in reversed(FAULTS[:-2])},
+    Outcome.HUNG: "hang",
+}
+"""Names of faults and outcomes -> the fault: for an outcome the first of the table, but for one."""
 
 
 @dataclass(slots=True)
@@ -127,14 +123,11 @@ def fault(
     Raises ChunkvisorError (2) for a name that is not known, and AssertionError at the end of a
     block in which the fault never struck: such a test would show nothing.
     """
-    names = {each: each for each in NAMES} | {
-        str(outcome): each for outcome, each in _BY_OUTCOME.items()
-    }
-    if name not in names:
+    if name not in _FAULT_OF:
         raise Halt(
-            ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}"
+            ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, _FAULT_OF)}"
         )
-    provoked = ProvokedFault(names[name], chunk, output, times)
+    provoked = ProvokedFault(_FAULT_OF[name], chunk, output, times)
     if chunk < 0 or times < 1:
         raise Halt(
             ExitCode.USAGE,

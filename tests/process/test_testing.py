@@ -108,7 +108,7 @@ def test_every_outcome_has_its_fault() -> None:
     """
     for outcome in Outcome:
         if outcome in OUTCOMES.values():
-            assert OUTCOMES[testing._BY_OUTCOME[outcome]] == outcome
+            assert OUTCOMES[testing._FAULT_OF[outcome]] == outcome
         else:
             with pytest.raises(chunkvisor.ChunkvisorError), testing.fault(outcome, chunk=0):
                 pass

@@ -13,14 +13,15 @@ import numpy as np
 
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import encode_spec, resolve_limits
-from chunkvisor.devices.gpu import find_devices, has_bfloat16, unfit_dtype, weakest
+from chunkvisor.config.model import Config, encode_spec, resolve_limits
+from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.expected import difference_and_cosine
 from chunkvisor.engine.modelfolder import read_model_folder
-from chunkvisor.engine.modelsource import source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
@@ -28,19 +29,18 @@ from chunkvisor_worker.contract.messages import ModelSpec, Phase
 
 # Around what `auto` is: 2,048 on a CPU, 32,768 on a GPU.
 _TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
-_FIRST_TEXTS, _MOST_TEXTS = 64, 2000
+_FIRST_TEXTS = 64
+_MOST_TEXTS = 2000
 # Seconds that the sample takes with the config unchanged.
 _EACH_S = 4.0
 # A setting that gains less than a twentieth is not worth a change of the config.
 _MATTERS = 1.05
 # Of the vectors of a setting to those of float32; with less, it is not recommended.
 LEAST_COSINE = 0.999
-_DTYPE, _ATTENTION, _BATCH, _WORKERS = (
-    "model.dtype",
-    "attn_implementation",
-    "encode.batch_tokens",
-    "workers.per_device",
-)
+_DTYPE = "model.dtype"
+_ATTENTION = "attn_implementation"
+_BATCH = "encode.batch_tokens"
+_WORKERS = "workers.per_device"
 
 # Names of settings -> values to try; no attention is named if the model chooses its own.
 Settings = dict[str, Any]
@@ -54,7 +54,66 @@ def tune(
     Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run
     would end with if a source is wrong or no worker succeeds; OSError.
     """
-    config, name = loaded.config, loaded.config.model.name
+    config = loaded.config
+    source = _source_to_tune(config)
+    devices = find_devices(config.device)
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
+        tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
+        total = sum(table.distinct for table in tables)
+
+        def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
+            chosen = [f"{key} {value}" for key, value in settings.items() if value is not None]
+            say(f"trying {', '.join(chosen)}")
+            return _measure(loaded, source.spec(config.model), settings, texts, Path(scratch))
+
+        now: Settings = {
+            _DTYPE: str(config.model.dtype),
+            _ATTENTION: config.model.kwargs.get(_ATTENTION),
+            _BATCH: config.effective_encode(next(iter(config.outputs))).batch_tokens or "auto",
+            _WORKERS: config.workers.per_device,
+        }
+        first, rate = measure(now, _sample_texts(tables[0], _FIRST_TEXTS))
+        if first.vectors is None:
+            raise first.failure("no text could be encoded with the config unchanged")
+        now[_DTYPE] = first.dtype or "float32"
+        texts = _sample_texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
+        plain = {**now, _DTYPE: "float32", _BATCH: "auto", _WORKERS: 1}
+        kind = read_model_folder(Path(source.path or "")).model_type
+        tried = list[dict[str, Any]]()
+        best = plain
+        reference = first.vectors
+        for changes in [[plain], [now], *_rounds(devices, kind, now)]:
+            for settings in [{**best, **changed} for changed in changes]:
+                if settings in [each["settings"] for each in tried]:
+                    continue
+                trial, rate = measure(settings, texts)
+                if trial.vectors is not None and not tried:
+                    reference = trial.vectors
+                row = _row(settings, trial, rate, reference)
+                if row["problem"] is None:
+                    row["hours"] = total / (rate * len(devices)) / 3600
+                    if price_per_hour is not None:
+                        row["cost"] = row["hours"] * price_per_hour
+                tried.append(row)
+            chosen = _best(tried)
+            best = chosen["settings"] if chosen else plain
+    changed = Settings()
+    if chosen:
+        chosen["recommended"] = True
+        changed = {key: value for key, value in best.items() if now[key] != value}
+        if _ATTENTION in changed:
+            changed["model.kwargs"] = {**config.model.kwargs, _ATTENTION: changed.pop(_ATTENTION)}
+    return {
+        "texts": total,
+        "sample": len(texts),
+        "devices": len(devices),
+        "changes": changed,
+        "candidates": tried,
+    }
+
+
+def _source_to_tune(config: Config) -> ModelSource:
+    """Return the model's files. Raises Halt (78) if there is nothing to tune."""
     if config.model.is_plugin:
         raise config_error(
             "tune compares settings of a sentence-transformers model; this config has a plug-in "
@@ -64,101 +123,61 @@ def tune(
     layout = Layout(config.workdir)
     source = source_at_hand(config.model, layout.model)
     if source is None:
+        name = config.model.name
         raise config_error(
             f"the model {name} is not on this machine yet",
             f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set "
             f"model.name=MODEL",
         )
-    model = source.spec(config.model)
     if any(read_facts(layout.output(output)) for output in config.outputs):
         raise config_error(
             f"outputs in {config.workdir} have begun, so their dtype and attention are fixed",
             "Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER",
         )
-    devices = find_devices(config.device)
-    on_gpu = devices[0].kind == "cuda"
-    tried = list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
-        tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
-        total = sum(table.distinct for table in tables)
+    return source
 
-        def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
-            chosen = [f"{key} {value}" for key, value in settings.items() if value is not None]
-            say(f"trying {', '.join(chosen)}")
-            return _measure(loaded, model, settings, texts, Path(scratch))
 
-        attention = config.model.kwargs.get(_ATTENTION)
-        budget = config.effective_encode(next(iter(config.outputs))).batch_tokens or "auto"
-        now: Settings = {_DTYPE: str(config.model.dtype), _ATTENTION: attention, _BATCH: budget}
-        now[_WORKERS] = config.workers.per_device
-        first, rate = measure(now, _sample_texts(tables[0], _FIRST_TEXTS))
-        if first.vectors is None:
-            raise first.failure("no text could be encoded with the config unchanged")
-        now[_DTYPE] = first.dtype or "float32"
-        texts = _sample_texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
-        plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
-        kind = read_model_folder(Path(source.path or "")).model_type
-        # float16 has no fast kernels on a CPU.
-        dtypes = ["bfloat16"] if has_bfloat16() or now[_DTYPE] == "bfloat16" else []
-        attentions = ["sdpa", "eager"]
-        if on_gpu:
-            card = weakest(devices)
-            dtypes = [each for each in ("bfloat16", "float16") if not unfit_dtype(each, kind, card)]
-            if importlib.util.find_spec("flash_attn"):
-                attentions.append("flash_attention_2")
-        rounds: list[list[Settings]] = [
-            [plain],
-            [now],
-            [{_DTYPE: dtype} for dtype in dtypes],
-            [{_ATTENTION: name} for name in attentions],
-            [{_BATCH: tokens} for tokens in _TOKENS[devices[0].kind]],
-            [{_WORKERS: 2}] if len(os.sched_getaffinity(0)) > 1 else [],
+def _rounds(devices: Sequence[Device], model_type: str, now: Settings) -> list[list[Settings]]:
+    """Return the changes to try in each round, one setting a round."""
+    # float16 has no fast kernels on a CPU.
+    dtypes = ["bfloat16"] if has_bfloat16() or now[_DTYPE] == "bfloat16" else []
+    attentions = ["sdpa", "eager"]
+    kind = devices[0].kind
+    if kind == "cuda":
+        card = weakest(devices)
+        dtypes = [
+            each for each in ("bfloat16", "float16") if not unfit_dtype(each, model_type, card)
         ]
-        best, reference = plain, first.vectors
-        for candidates in rounds:
-            for settings in [{**best, **changed} for changed in candidates]:
-                if settings in [each["settings"] for each in tried]:
-                    continue
-                trial, rate = measure(settings, texts)
-                found: dict[str, Any] = {
-                    "mean_cosine": None,
-                    "least_cosine": None,
-                    "hours": None,
-                    "cost": None,
-                    "problem": None,
-                    "settings": settings,
-                    "texts_per_s": round(rate, 3),
-                    "recommended": False,
-                }
-                if trial.vectors is None:
-                    found["problem"] = f"{trial.verdict.outcome}: {trial.verdict.reason}"
-                else:
-                    reference = trial.vectors if not tried else reference
-                    cosines = [
-                        difference_and_cosine(*each)[1]
-                        for each in zip(trial.vectors, reference, strict=True)
-                    ]
-                    found["mean_cosine"] = float(np.mean(cosines))
-                    found["least_cosine"] = min(cosines)
-                    found["hours"] = total / (rate * len(devices)) / 3600
-                    if price_per_hour is not None:
-                        found["cost"] = found["hours"] * price_per_hour
-                tried.append(found)
-            chosen = _best(tried)
-            best = chosen["settings"] if chosen else plain
-    changes = dict[str, Any]()
-    if chosen:
-        chosen["recommended"] = True
-        changes = {key: value for key, value in best.items() if now[key] != value}
-        if _ATTENTION in changes:
-            changes["model.kwargs"] = {**config.model.kwargs, _ATTENTION: changes.pop(_ATTENTION)}
-    return {
-        "texts": total,
-        "sample": len(texts),
-        "devices": len(devices),
-        "changes": changes,
-        "candidates": tried,
+        if importlib.util.find_spec("flash_attn"):
+            attentions.append("flash_attention_2")
+    return [
+        [{_DTYPE: each} for each in dtypes],
+        [{_ATTENTION: each} for each in attentions],
+        [{_BATCH: each} for each in _TOKENS[kind]],
+        [{_WORKERS: 2}] if len(os.sched_getaffinity(0)) > 1 else [],
+    ]
+
+
+def _row(settings: Settings, trial: Trial, rate: float, reference: Vectors) -> dict[str, Any]:
+    """Return the row of a setting; its cosines are to the `reference`, the vectors of float32."""
+    row: dict[str, Any] = {
+        "mean_cosine": None,
+        "least_cosine": None,
+        "hours": None,
+        "cost": None,
+        "problem": None,
+        "settings": settings,
+        "texts_per_s": round(rate, 3),
+        "recommended": False,
     }
+    if trial.vectors is None:
+        row["problem"] = f"{trial.verdict.outcome}: {trial.verdict.reason}"
+        return row
+    pairs = zip(trial.vectors, reference, strict=True)
+    cosines = [difference_and_cosine(found, right)[1] for found, right in pairs]
+    row["mean_cosine"] = float(np.mean(cosines))
+    row["least_cosine"] = min(cosines)
+    return row
 
 
 def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -174,11 +193,10 @@ def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _measure(
     loaded: LoadedConfig, model: ModelSpec, settings: Settings, texts: Sequence[str], scratch: Path
 ) -> tuple[Trial, float]:
-    """Encode every Nth text in each of N workers on one device.
+    """Encode the texts in N workers on one device, every Nth text in each.
 
-    Return their sum, or a failure, and texts a second.
-
-    The time is without the start of the workers.
+    Return a trial with the vectors of all, or one that has failed, and the texts per second without
+    the start of the workers.
     """
     config = loaded.config
     device = find_devices(config.device)[0]
@@ -224,7 +242,7 @@ def _measure(
 
 
 def _sample_texts(table: StagedTable, count: int) -> list[str]:
-    """Read at most `count` texts, evenly spread."""
+    """Read at most `count` texts, spread evenly over the table."""
     return table.texts_at(np.unique(np.linspace(0, table.distinct - 1, count).astype(np.int64)))
 
 
