@@ -1,7 +1,7 @@
 """The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
 
-Workers are processes, started as the command starts them: a script needs no `__main__` guard, and a
-notebook or a thread will do.
+Workers are started as the command starts them, not by multiprocessing: a script needs no `__main__`
+guard, and both functions work in a notebook or a thread.
 """
 
 import contextlib
@@ -39,18 +39,15 @@ from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
-"""Gets the name and the details of each event, as the journal has them; what it raises ends the
-run.
-
-An `Observer`, such as `chunkvisor.show.lines.Console()`, may stand in its place.
-"""
+"""A function that gets the name and the details of each event, as the journal has them; or an
+Observer, such as `chunkvisor.show.lines.Console()`. What it raises ends the run."""
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TEXTS_FILES = f"texts-{'[0-9a-f]' * 16}.jsonl"  # names of the files, as a pattern
+_TEXTS_FILE = re.compile(r"texts-[0-9a-f]{16}\.jsonl")
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
@@ -80,14 +77,14 @@ _MEANINGS = {
     "on_event": "A function that gets the name and the details (a dict) of each event. What it "
     "raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
 }
-"""Meanings of the arguments that are not keys of the sections `model` and `encode`; those keys have
-descriptions."""
+"""Meanings of the arguments that are not keys of the sections `model` and `encode`."""
 
 
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap the function.
+    """Wrap a public function: its help lists the arguments, and its errors name them.
 
-    Its help lists the arguments, and errors speak of arguments, without our frames.
+    A traceback ends at the caller's line: a notebook would print the signature of every frame, and
+    the message has to be in the last lines.
     """
 
     @functools.wraps(function)
@@ -96,9 +93,8 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except ChunkvisorError as error:
-            # A notebook shows the signature of every frame: what went wrong is to be in the last
-            # lines.
-            error.what, error.remedy = in_python(error.what), in_python(error.remedy)
+            error.what = in_python(error.what)
+            error.remedy = in_python(error.remedy)
             end = error
         raise end.with_traceback(None) from None
 
@@ -139,12 +135,12 @@ def in_python(words: str) -> str:
     return words
 
 
-_LINE = re.compile(rf"(?:/[^:\n]*)?/{_TEXTS_FILES}:(\d+)")
-"""Where a text stands in the file that `encode` has written of those that it was given."""
+_LINE = re.compile(rf"(?:/[^:\n]*)?/{_TEXTS_FILE.pattern}:(\d+)")
+"""The place of a text in the file that `encode` has written of its texts."""
 
 
 def _with_places(words: str) -> str:
-    """Return the words with `texts[7]`, the place in the call, for the line in the file."""
+    """Return the words with the place in the call, `texts[7]`, for that in the file, `…:8`."""
     return _LINE.sub(lambda found: _place_in_call(int(found[1]) - 1), words)
 
 
@@ -238,7 +234,7 @@ def encode(
     folder = Path.cwd()
     with _workdir(workdir) as work:
         keeps = workdir is not None
-        earlier = list(work.glob(_TEXTS_FILES))
+        earlier = [path for path in work.iterdir() if _TEXTS_FILE.fullmatch(path.name)]
         output = {"source": str(work / "texts.jsonl"), "column": "text"}
         values |= {"workdir": str(work), "outputs": {OUTPUT: output}}
         try:
@@ -270,15 +266,15 @@ def encode(
 
 
 def _place_in_call(index: int) -> str:
-    """Say where a text stands, as its owner would write it."""
+    """Name a text by its place in the argument `texts`."""
     return f"texts[{index}]"
 
 
 def write_texts(given: Any, folder: Path) -> Path | None:
-    """Write the texts under a name made of their digest: equal texts are the same untouched file.
+    """Write the texts as JSON lines to a file named by their digest; None if there are no texts.
 
-    None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError;
-    what they raise.
+    Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what iterating over `given`
+    raises.
     """
     # To iterate a table (of pandas and polars; of datasets and pyarrow) gives no texts.
     is_table = (
@@ -343,13 +339,13 @@ def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _dimension(config: Config) -> int:
-    """Find the width of a vector as the model's folder says, or 0; no worker is started."""
+    """Return the dimension that the model's folder names, or 0; no worker is started."""
     whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
     return min(whole or 0, config.effective_encode(OUTPUT).truncate_dim or whole or 0)
 
 
 class _Listener(Observer):
-    """Hands events on to a function."""
+    """Calls a function with the name and the details of each event."""
 
     def __init__(self, on_event: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_event = on_event
@@ -409,10 +405,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """Yield the folder to work in.
-
-    A temporary one is removed in the end, unless a run in it has failed.
-    """
+    """Yield the folder to work in; a temporary one is removed, except after a failure."""
     place = Path(tempfile.mkdtemp(prefix="chunkvisor-") if given is None else given).absolute()
     try:
         make_folders(place, mode=0o755)

@@ -1,9 +1,8 @@
 """Encode a sample of finished rows again, and compare the vectors.
 
-Each row is encoded alone, in float32 and in a new process.
-
-It only reads the workdir. It finds vectors that are finite and wrong: because the model was changed
-half-way, was not made for padding, or because a card computes wrongly.
+Each row is a batch of one, in float32, in a new process. The workdir is only read. This finds
+vectors that are finite but wrong: the model was changed half-way, its vectors depend on padding, or
+a GPU computes wrongly.
 """
 
 import random
@@ -41,14 +40,14 @@ EXPECTED = 10
 
 
 class Audit(NamedTuple):
-    """What became of one output's sample."""
+    """The comparison of one output's sample."""
 
     details: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows
     encode: EncodeSpec  # what shaped the vectors
     expected: list[bytes]  # lines of a file for `model.expect`, of rows that do not differ
 
     def in_words(self) -> list[str]:
-        """Lines for a terminal, with the first rows that differ."""
+        """Return lines for a terminal, with the first rows that differ."""
         rows = self.details["rows"]
         wrong = [row for row in rows if row["differs"]]
         largest = max((row["difference"] for row in rows), default=0.0)
@@ -69,8 +68,9 @@ class Audit(NamedTuple):
 def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None) -> Iterator[Audit]:
     """Compare up to `rows` rows of each finished output.
 
-    Raises Halt: 78 if the folder is not a workdir, nothing is finished, or its texts or its model
-    are gone; what a run would end with if no vector can be made. OSError.
+    `loaded` is the config, if it was given: a plug-in encoder needs its folder. Raises Halt: 78 if
+    the folder is not a workdir, nothing is finished, or its texts or its model are gone; what a run
+    would end with if no vector can be made. OSError.
     """
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
@@ -82,10 +82,10 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
             f"no output in {workdir} is finished", "Let the run complete, then audit it."
         )
     for output, manifest in finished:
-        yield _of_output(layout, output, manifest, rows, device, loaded)
+        yield _audit_output(layout, output, manifest, rows, device, loaded)
 
 
-def _of_output(
+def _audit_output(
     layout: Layout,
     output: OutputLayout,
     manifest: dict[str, Any],
@@ -93,9 +93,10 @@ def _of_output(
     device: Device,
     loaded: LoadedConfig | None,
 ) -> Audit:
-    final, dtype = form_of(manifest).dtype, str(manifest["model"]["dtype"])
+    dtype = str(manifest["model"]["dtype"])
     try:
-        if (fixed := read_fixed(output)) is None:
+        fixed = read_fixed(output)
+        if fixed is None:
             raise DamagedError(f"{output.identity} is missing")
         table = StagedTable.open(output.table)
         bad = set(rows_without_vector(output, manifest).tolist())
@@ -136,7 +137,7 @@ def _of_output(
         trial = try_texts(texts, model, encode, device, loaded, Path(folder))
     if trial.vectors is None:
         raise trial.failure(f"the sample of {output.name} could not be encoded")
-    allowed = _ROUNDED[final] + allowed_difference(dtype, model)
+    allowed = _ROUNDED[form_of(manifest).dtype] + allowed_difference(dtype, model)
     found = []
     expected = list[bytes]()
     places = table.places_of(sample)
@@ -163,8 +164,8 @@ def _of_output(
 def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int:
     """Write texts and vectors of audited rows to a new file for `model.expect`; return how many.
 
-    `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in
-    that way; OSError.
+    `encode` is the section of the config, without the overrides of outputs. Raises Halt (78) if no
+    audited output is encoded in that way; OSError.
     """
     if path.exists():
         raise config_error(f"{path} already exists", "Name another file, or remove this one.")
@@ -181,6 +182,7 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
 
 
 def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a message that the identity has, under names such as `model.name`."""
     return {
         key: values[f"{section}.{key}"]
         for key in kind.__dataclass_fields__
@@ -191,7 +193,7 @@ def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[st
 def _final_vectors(
     output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
 ) -> Iterator[Vectors]:
-    """The vectors of these rows, which rise, from the final files."""
+    """Yield the vectors of these rows, which rise, from the final file."""
     wanted = np.array(rows)
     first = 0
     try:

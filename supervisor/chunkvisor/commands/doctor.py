@@ -48,10 +48,13 @@ from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, 
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _TEXT = "The quick brown fox jumps over the lazy dog."
-# The first and the last are equal: their vectors come from two passes of the same shape.
+# The first and the last are equal, each in a batch of one: their vectors have to be equal.
 SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
 # How much a finding matters; only a fault makes the command fail.
-OK, NOTE, WARNING, FAULT = "ok", "note", "warning", "fault"
+OK = "ok"
+NOTE = "note"
+WARNING = "warning"
+FAULT = "fault"
 
 
 @frozen
@@ -104,7 +107,7 @@ class Case:
 
     @property
     def wanted(self) -> str:
-        """Return where the job computes, "cuda" or "cpu"; empty without a job for this machine."""
+        """Return where the job computes, "cuda" or "cpu"; empty without a job here."""
         if self.config is None or (self.config.engine.kind is EngineKind.RAY and not self.devices):
             return ""
         return "cpu" if "cpu" in self.config.device else "cuda"
@@ -117,13 +120,12 @@ class Case:
 
 
 def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
-    """Read everything; with a config, its job as well. `say` gets the steps that take a while.
+    """Read the machine and, with a config, its job. `say` gets the name of each slow step.
 
     Raises OSError.
     """
     case = Case()
     loaded = None
-    environment = dict(os.environ)
     try:
         if config_path:
             found = load(config_path)
@@ -139,7 +141,7 @@ def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
         if case.config and case.config.engine.kind is not EngineKind.RAY:
             case.refused["gpu"] = halt
     case.smi = gpus.ask_smi(("-L",))
-    # As before each worker, and before torch is asked, whose memory is not free at once.
+    # As a run does before each worker; and before torch is asked, whose memory is not free at once.
     case.health = {
         each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes)
         for each in case.devices
@@ -153,6 +155,7 @@ def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
             str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)
         }
     say("asking torch")
+    environment = dict(os.environ)
     if case.devices:
         env = case.config.env if case.config else {}
         environment |= worker_environment(os.environ, case.devices[0], "", env, threads=1)
@@ -168,16 +171,19 @@ def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
 
 
 def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
-    """Return how many bytes of memory this container has free, of how many; inf = no limit."""
+    """Return how many bytes of memory this container has free, and its limit; inf = no limit."""
     with suppress(OSError, ValueError):  # "max" is not a number: no limit
         limit = float((folder / "memory.max").read_text())
         left = limit - float((folder / "memory.current").read_text())
         # The kernel takes cached pages of files back first.
         stat = (folder / "memory.stat").read_text()
-        if cached := re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE):
-            left += float(cached[1])
-        return max(0, left), limit
+        cached = re.findall(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+        return max(0, left + sum(map(float, cached))), limit
     return math.inf, math.inf
+
+
+class _NotHereError(Exception):
+    """Files of the model are not on this machine; the case says which."""
 
 
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
@@ -201,11 +207,8 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
                 case.sources[name] = halt
 
     def ask_hub(wanted: Repository, **variables: str) -> ModelSource | Verdict:
-        folder, environment = Path(tempfile.mkdtemp(dir=scratch)), {**os.environ, **variables}
-        return fetch_model(wanted, folder, lambda: None, environment)
-
-    class NotHereError(Exception):
-        """It has been said what is not."""
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        return fetch_model(wanted, folder, lambda: None, {**os.environ, **variables})
 
     def at_hand(wanted: Repository, _: str) -> ModelSource:
         pinned = pinned_source(cache, wanted)
@@ -214,9 +217,10 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
             return found
         say(f"asking the model hub for {wanted.name}")
         answer = ask_hub(replace(wanted, backend=ONLY_ASK))
-        case.place, case.missing = "hub", wanted.name
+        case.place = "hub"
+        case.missing = wanted.name
         case.no_download = answer if isinstance(answer, Verdict) else None
-        raise NotHereError
+        raise _NotHereError
 
     cache = layout.model
     source = ModelSource(None, model.revision)
@@ -226,7 +230,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
             source = here or at_hand(repository_of(model), "")
             case.warnings = modelfolder.check_model_files(config, source.path)
             take_outside(source, model, at_hand, scratch / "hub")
-    except NotHereError:
+    except _NotHereError:
         return
     except Halt as halt:
         case.refused["right-vectors"] = halt
@@ -244,17 +248,16 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
 def _encode_samples(
     case: Case, loaded: LoadedConfig, spec: ModelSpec, scratch: Path, say: Callable[[str], None]
 ) -> None:
-    # As `encode` of the config says if its vectors are expected, else as the first output is
-    # encoded.
+    """Encode SAMPLE and the expected texts on each device, and SAMPLE once more."""
     config = loaded.config
     expected = case.expected
     first = config.effective_encode(next(iter(config.outputs)))
+    # Expected vectors are those of the section `encode`, without the overrides of outputs.
     encode = encode_spec(config.encode if expected else first)
     texts = expected.texts if expected else ()
-    # Each text is a batch all the same; whether padding changes vectors is tried if there will be
-    # any.
-    alone = config.model.is_plugin or first.batch_size == 1
-    limits = ONE_ROW if alone else Limits(rows=2, tokens=1)
+    # Either makes batches of one text; with the second, a worker tries what padding changes.
+    no_padding = config.model.is_plugin or first.batch_size == 1
+    limits = ONE_ROW if no_padding else Limits(rows=2, tokens=1)
 
     def try_sample(texts: Sequence[str], limits: Limits = ONE_ROW) -> Trial:
         folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -297,7 +300,8 @@ def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
 
 def _driver(case: Case) -> Iterator[Finding]:
     broken = FAULT if case.wanted else WARNING
-    if forbidden := [path for path, may in case.device_files.items() if not may]:
+    forbidden = [path for path, may in case.device_files.items() if not may]
+    if forbidden:
         meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
         yield Finding("driver", broken, meaning, "Join the group that owns /dev/nvidia*.")
     if case.smi.returncode == 0:
@@ -477,7 +481,8 @@ def _encoding(case: Case) -> Iterator[Finding]:
         found = _failed(case, failed[0]) if failed else _compared(case, sample)
         yield replace(found, meaning=f"on {sample.device}, {found.meaning}")
     if case.expected and case.samples:
-        if wrong := [sample.unexpected for sample in case.samples if sample.unexpected]:
+        wrong = [sample.unexpected for sample in case.samples if sample.unexpected]
+        if wrong:
             yield _refusal("expect", wrong[0])
         elif all(sample.trial.vectors is not None for sample in case.samples):
             what = (
@@ -556,7 +561,7 @@ CHECKS = (_driver, _gpus, _torch, _memory_and_disk, _source, _model, _encoding)
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:
-    """Return 0 without a fault; 69 if one of the faults is the machine's, else 78."""
+    """Return 0 without a fault; 69 if the machine has one, 78 if only the config has."""
     blamed = {finding.blame for finding in findings if finding.state is FAULT}
     if "machine" in blamed:
         return ExitCode.MACHINE
@@ -564,22 +569,20 @@ def exit_code(findings: Sequence[Finding]) -> ExitCode:
 
 
 def doctor_lines(findings: Sequence[Finding]) -> list[str]:
-    """Write a line for each finding, what to do below it, and a last line that sums up."""
+    """Return a line for each finding, what to do below it, and a last line that sums up."""
     lines = list[str]()
     for finding in findings:
         words = f"{finding.meaning}\ndo: {finding.mend}" if finding.mend else finding.meaning
-        lines += f"{finding.state:<7}  {finding.check}: {words}".replace(
-            "\n", f"\n{' ' * 9}"
-        ).split("\n")
+        first, *others = f"{finding.state:<7}  {finding.check}: {words}".split("\n")
+        lines += [first, *(f"         {other}" for other in others)]
     states = [finding.state for finding in findings]
-    faults, warnings = states.count(FAULT), states.count(WARNING)
+    faults = states.count(FAULT)
+    warnings = states.count(WARNING)
     end = "nothing stands in the way"
-    if faults or warnings:
-        end = (
-            "correct the faults before a run"
-            if faults
-            else "a run can do its job; read the warnings"
-        )
+    if faults:
+        end = "correct the faults before a run"
+    elif warnings:
+        end = "a run can do its job; read the warnings"
     return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
 
 
@@ -588,4 +591,4 @@ def findings_to_json(findings: Sequence[Finding]) -> dict[str, Any]:
     rows = [
         asdict(each) | {"blame": each.blame if each.state is FAULT else None} for each in findings
     ]
-    return {"ok": not any(each.state is FAULT for each in findings), "findings": rows}
+    return {"ok": not exit_code(findings), "findings": rows}

@@ -1,9 +1,10 @@
-"""The handbook's entries, as text for a terminal.
+"""Entries of the handbook, as text for a terminal.
 
-An entry is of an outcome, of a rule, or of an error message that a rule knows.
+An entry explains an outcome (`gpu_oom`), or a rule that recognizes an error (`nvml-assert`).
 """
 
 import builtins
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -26,38 +27,30 @@ _ON_CPU = (
 
 
 def entry_names() -> list[str]:
-    """Return what can be explained: outcomes, then rules, each by the alphabet.
-
-    The outcome of success comes last.
-    """
+    """Return the names of all entries: outcomes, the one of success last, then rules."""
     outcomes = sorted(map(str, ENTRIES), key=lambda name: (name == Outcome.COMMITTED, name))
-    return [*outcomes, *sorted({rule.name for rule in RULES} - set(outcomes))]
+    return [*outcomes, *sorted({rule.name for rule in RULES}.difference(outcomes))]
 
 
 def index_lines() -> list[str]:
-    """Return a line for each entry under two headings.
-
-    Its name, and what happened in a sentence.
-    """
+    """Return a line for each entry: its name, and what happened in a sentence."""
     causes = {rule.name: rule.cause for rule in RULES}
     causes |= {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
+    indent = " ".ljust(width + 2)
     lines = []
     for name in entry_names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
-        lines.append(
-            textwrap.fill(
-                f"{name:<{width}}  {sentence}", _WIDTH, subsequent_indent=" " * (width + 2)
-            )
-        )
+        line = f"{name:<{width}}  {sentence}"
+        lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=indent))
     lines[len(ENTRIES) : len(ENTRIES)] = ["", "Faults that are known by name"]
     return ["What becomes of an attempt", *lines]
 
 
 def explain(words: str) -> str:
-    """Return the entry of that name, or of the rule that knows that error message or log.
+    """Return the entry of that name, or of the rule that recognizes that error message or log.
 
-    In lines that fit a terminal. Raises Halt (2) if there is none, with the nearest name.
+    Raises Halt (2) if there is none, with the nearest name.
     """
     wanted = words.strip().lower()
     if re.search(r"\s", wanted):
@@ -75,20 +68,14 @@ def explain(words: str) -> str:
             )
     blocks = [wanted]
     for head, text in _of_rule(rule) if rule else _of_outcome(wanted):
-        indent = "  " if head else ""
-        body = textwrap.fill(
-            text,
-            _WIDTH,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        blocks.append(f"{head}\n{body}" if head else body)
+        width = _WIDTH - 2 if head else _WIDTH
+        body = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+        blocks.append(f"{head}\n{textwrap.indent(body, '  ')}" if head else body)
     return "\n\n".join(blocks)
 
 
 def _of_rule(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Yield (heading, text) of each paragraph; the heading may be empty."""
     yield "", rule.cause
     yield "What the run does automatically", ENTRIES[str(rule.outcome)].then
     yield "What to do", rule.remedy
@@ -106,32 +93,34 @@ def _of_outcome(name: str) -> Iterator[tuple[str, str]]:
     yield "", found.what
     yield "What the run does automatically", found.then
     yield "What you can do", found.do
-    if rules := ", ".join(each.name for each in RULES if each.outcome == name):
-        yield "Faults that end so (chunkvisor explain FAULT)", rules
+    rules = [each.name for each in RULES if each.outcome == name]
+    if rules:
+        yield "Faults that end so (chunkvisor explain FAULT)", ", ".join(rules)
 
 
 def _recognized(text: str) -> str:
-    """Return the rule that knows an error message, or a log that has it in its last lines.
+    """Return the rule of an error message, or of a log that has one in its last 500 lines.
 
-    Raises Halt (2).
+    Raises Halt (2) if no rule recognizes it.
     """
     lines = text.strip().splitlines()[-500:]
     causes = []
     for line in reversed(lines):
-        if raised := re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line):
-            name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"
-            number = re.search(r"\[Errno (\d+)\]", line)
-            bases = tuple(
-                f"builtins.{each.__name__}"
-                for each in getattr(builtins, raised[1], RuntimeError).__mro__
-            )
-            causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
+        raised = re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line)
+        if raised is None:
+            continue
+        name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"
+        number = re.search(r"\[Errno (\d+)\]", line)
+        kinds = getattr(builtins, raised[1], RuntimeError).__mro__
+        bases = tuple(f"builtins.{kind.__name__}" for kind in kinds)
+        causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
     if len(lines) == 1:
         causes.append(Cause("builtins.RuntimeError", (), lines[0]))
-    tried = (diagnose(Fault(phase, (cause,), "")) for cause in causes for phase in _PHASES)
-    found = next(
-        (each for each in tried if not each.rule.name.startswith("unknown")), None
-    ) or diagnose_log(text, 1)
+    for cause, phase in itertools.product(causes, _PHASES):
+        rule = diagnose(Fault(phase, (cause,), "")).rule
+        if not rule.name.startswith("unknown"):
+            return rule.name
+    found = diagnose_log(text, 1)
     if found is None:
         raise Halt(
             ExitCode.USAGE,

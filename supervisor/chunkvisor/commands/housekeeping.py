@@ -1,6 +1,4 @@
-"""`chunkvisor verify`, `retry` and `clean`.
-
-What is checked and changed in a workdir between two runs.
+"""`chunkvisor verify`, `retry` and `clean`: check or change a workdir between two runs.
 
 `verify` checks every final and chunk file against its record. A final file is checked by its
 manifest, whether or not the state that it was made from still exists.
@@ -41,7 +39,7 @@ class FileCheck(NamedTuple):
 
 
 def verify(workdir: Path) -> Iterator[FileCheck]:
-    """Check every file of a folder; or one final file, if that is given, and what belongs to it.
+    """Check every file of a workdir, or one final file and the files that belong to it.
 
     Raises Halt (78) if the folder is not a workdir and has no final file with its manifest.
     """
@@ -63,7 +61,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
 
 
 def is_final(path: Path) -> bool:
-    """Whether it is a final file that has its manifest next to it, or is that manifest."""
+    """Say whether it is a final file with its manifest next to it, or that manifest."""
     manifest = path.with_suffix(".json")
     with contextlib.suppress(OSError):
         if manifest.is_file():  # to open a pipe would wait
@@ -73,7 +71,7 @@ def is_final(path: Path) -> bool:
 
 
 def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
-    """Check a final file and what belongs to it."""
+    """Check a final file, its manifest and its side files."""
     if not (layout.final.exists() or layout.manifest.exists() or layout.done.exists()):
         return
     try:
@@ -82,7 +80,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         yield FileCheck(layout.manifest, _DAMAGED)
         return
     if manifest is None:
-        # Without a record, a kill has come between the file and its manifest.
+        # If the state has no record of it either, a kill came between the file and its manifest.
         if layout.done.exists() or not layout.state.is_dir():
             yield FileCheck(layout.manifest, "is missing")
         return
@@ -106,7 +104,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     else:
         if missing != manifest["quarantined_rows"]:
             problem = f"has NaN or infinity in {counted(missing, 'row')}"
-        # What is rounded may be zero if the vector was not.
+        # A float16 may be rounded to zero.
         elif form.dtype is FinalDtype.FLOAT32 and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
     yield FileCheck(final, problem)
@@ -143,10 +141,10 @@ def _chunk_checks(layout: OutputLayout) -> Iterator[FileCheck]:
 
 
 def retry(workdir: Path) -> int:
-    """Take the quarantined texts of all outputs out of quarantine; return how many there were.
+    """Take the texts of all outputs out of quarantine; return how many there were.
 
-    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75
-    while a run uses it, 74 if its records are damaged; OSError.
+    The next run encodes only these. Raises Halt: 78 if the folder is not a workdir, 75 while a run
+    uses it, 74 if its records are damaged; OSError.
     """
     with _locked_outputs(workdir) as outputs:
         try:
@@ -160,10 +158,9 @@ def retry(workdir: Path) -> int:
 def clean(workdir: Path) -> tuple[int, int]:
     """Remove chunk files, attempts and staged texts of finished outputs.
 
-    Return (files removed, bytes freed).
-
-    An output with quarantined rows keeps them: `retry` needs the good vectors of its chunks. Raises
-    Halt: 78 if the folder is not a workdir, 75 while a run uses it.
+    Return (files removed, bytes freed). An output with quarantined rows keeps its files: `retry`
+    needs the good vectors of its chunks. Raises Halt: 78 if the folder is not a workdir, 75 while a
+    run uses it.
     """
     sizes = list[int]()
     with _locked_outputs(workdir) as outputs:
@@ -171,16 +168,13 @@ def clean(workdir: Path) -> tuple[int, int]:
             manifest = read(output).manifest
             if manifest is None or manifest["quarantined"]:
                 continue
-            # The index stays, and its record: by it, other outputs find the texts that have a
-            # vector here.
+            # By the index and its record, other outputs find the texts that have a vector here.
             table = TableFiles(output.table)
-            needless = {path for path in output.table.glob("*") if path.is_file()} - {
-                table.index,
-                table.record,
-            }
-            files = [*needless, *output.chunks.rglob("*"), *output.attempts.rglob("*")]
+            staged = set(filter(Path.is_file, output.table.glob("*")))
+            staged -= {table.index, table.record}
+            files = [*staged, *output.chunks.rglob("*"), *output.attempts.rglob("*")]
             sizes += [path.stat().st_size for path in files if path.is_file()]
-            for path in needless:
+            for path in staged:
                 path.unlink()
             for folder in (output.chunks, output.attempts):
                 remove_folder(folder)
@@ -189,6 +183,7 @@ def clean(workdir: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
+    """Yield the outputs of a workdir, which no run uses meanwhile."""
     layout = require_workdir(workdir)
     with hold_lock(layout.lock, ""):
         # Not `glob`, which finds nothing in a folder that cannot be read.
@@ -197,10 +192,7 @@ def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 
 def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
-    """Return the texts without a vector, as they are numbered in chunks.
-
-    None if the staged texts are gone.
-    """
+    """Return the texts without a vector, as numbered in chunks; none without staged texts."""
     with contextlib.suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
         texts = StagedTable.open(layout.table).row_text_at(rows)
@@ -210,31 +202,31 @@ def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
 
 
 def _retry_output(layout: OutputLayout) -> int:
-    """Make the bad texts of one output pending; return how many. Raises DamagedError."""
+    """Take the texts of one output out of quarantine; return how many. Raises DamagedError."""
     found = complete_publication(layout)
     ledger = ledger_of(found.layout)
     if ledger is None:
         return 0
     known = _bad_texts(found.layout, found.manifest) if found.manifest is not None else set()
     ledger.load()
-    pending = {text.text for chunk in ledger.taken_apart() for text in ledger.parts(chunk).bad}
-    # A record that is lost takes no text out of the manifest.
-    bad = pending | known | ledger.bad.keys()
+    # The manifest knows bad texts as well: a record of the ledger may be lost.
+    bad = known.union(ledger.bad)
+    for chunk in ledger.taken_apart():
+        bad.update(text.text for text in ledger.parts(chunk).bad)
     if bad:
         # On the disk first: an output that counts as done after a power cut, with no record of bad
         # texts, has no retry.
         reopen(found)
-    # Chunks that are done but for some texts are taken apart, with their file as the part that is
-    # done.
+    # The file of a chunk that is done but for some texts becomes the part of it that is done.
     chunks = {text // ledger.plan.chunk_size for text in bad}
     for chunk, path in chunk_files(layout):
-        if chunk in chunks:
-            start, stop = ledger.plan.bounds(chunk)
-            if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
-                ledger.parts(chunk).add_vectors(
-                    start, path, [text for text in range(start, stop) if text not in bad]
-                )
-            ledger.discard(chunk)
+        if chunk not in chunks:
+            continue
+        start, stop = ledger.plan.bounds(chunk)
+        if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
+            good = [text for text in range(start, stop) if text not in bad]
+            ledger.parts(chunk).add_vectors(start, path, good)
+        ledger.discard(chunk)
     for chunk in chunks:
         ledger.parts(chunk).forgive()
     return len(bad)

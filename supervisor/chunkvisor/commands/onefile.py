@@ -1,8 +1,6 @@
-"""`chunkvisor encode`.
+"""`chunkvisor encode`: one source, one final file at the place that was asked for.
 
-One source, one final file at the place that was asked for, the state in a folder next to it.
-
-`session` does the work, as for any config.
+It makes a config of its options, whose workdir is a folder next to the file, and runs that.
 """
 
 import contextlib
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.load import LoadedConfig, from_values
+from chunkvisor.config.model import Config
 from chunkvisor.engine.modelfolder import outside_of
 from chunkvisor.errors import ExitCode, Halt, config_error, how_to_verify
 from chunkvisor.outputs.forms import FORM_KEYS
@@ -38,7 +37,7 @@ from chunkvisor_worker.contract.wire import from_json
 
 # Name of the one output in the state folder.
 OUTPUT = "embeddings"
-# Key of the manifest: by it a later call knows whether the file is what it would make.
+# Key of the manifest, with the identity of the call: by it a later call knows the file again.
 _MADE_FROM = "made_from"
 
 
@@ -49,7 +48,8 @@ def config_of_call(
 
     Raises Halt (78).
     """
-    chunk, folder = {**values.get("chunk", {}), **({"keep": True} if keep else {})}, Path.cwd()
+    folder = Path.cwd()
+    chunk = values["chunk"] | ({"keep": True} if keep else {})
     config = from_values({**values, "workdir": str(workdir), "chunk": chunk}, folder, overrides)
     output = config.outputs[OUTPUT]
     for key in (*FORM_KEYS, "where"):
@@ -66,49 +66,30 @@ def encode_file(request: Request, out: Path, observer: Observer, *, keep: bool) 
 
     `keep`: the state stays once the file is complete.
     """
-    config, manifest_file = request.loaded.config, out.with_suffix(".json")
-    check_target(out, "-o", lambda _: True)  # what kind of file it is, is seen below
+    config = request.loaded.config
+    manifest_file = out.with_suffix(".json")
+    check_target(out, "-o", lambda _: True)  # `_bad_rows_of` sees what kind of file it is
     check_target(manifest_file, "-o", is_manifest)
-    # What shapes the vectors, as far as it is known without reading source or model.
-    source, revision = (
-        digest_of(signature(resolve(config.outputs[OUTPUT].source))),
-        config.model.revision or "",
-    )
-    if config.model.is_folder:
-        outside = outside_of(Path(config.model.name), config.model)
-        folders = [config.model.name, *(each.name for each in outside)]
-        files = sorted(
-            path for folder in folders for path in Path(folder).rglob("*") if path.is_file()
-        )
-        revision = digest_of(
-            [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        )
-    made_from = identity_of(
-        config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)
-    )
-    if (
-        out.exists()
-        and (bad := _bad_rows_of(out, config.workdir, made_from, anew=request.from_scratch))
-        is not None
-    ):
-        observer.say(
-            f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad)
-        )
+    made_from = _identity_of_call(config)
+    bad = None
+    if out.exists():
+        bad = _bad_rows_of(out, config.workdir, made_from, anew=request.from_scratch)
+    if bad is not None:
+        without = f", {counted(bad, 'row')} without a vector" if bad else ""
+        observer.say(f"{out}: complete already{without}")
         if not keep:
             remove_state(config.workdir)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(out.parent)
     make_folders(config.workdir, mode=0o755)
-    if (
-        config.workdir.stat().st_dev != out.parent.stat().st_dev
-    ):  # no rename puts the file in its place
+    # On another disk, no rename puts the file in its place.
+    if config.workdir.stat().st_dev != out.parent.stat().st_dev:
         raise config_error(
             f"{config.workdir} is not on the disk of {out.parent}",
             "Choose a folder on that disk by --workdir, or leave the option out.",
         )
-    more = {_MADE_FROM: made_from.values}
     try:
-        run(replace(request, place=out, more=more), observer)
+        run(replace(request, place=out, more={_MADE_FROM: made_from.values}), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -130,12 +111,27 @@ def encode_file(request: Request, out: Path, observer: Observer, *, keep: bool) 
     return ExitCode.COMPLETE
 
 
+def _identity_of_call(config: Config) -> Identity:
+    """Return what shapes the vectors, as far as it is known without reading source or model."""
+    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
+    revision = config.model.revision or ""
+    if config.model.is_folder:
+        outside = outside_of(Path(config.model.name), config.model)
+        files = list[tuple[str, int, int]]()
+        for folder in (config.model.name, *(each.name for each in outside)):
+            for path in filter(Path.is_file, Path(folder).rglob("*")):
+                found = path.stat()
+                files.append((str(path), found.st_size, found.st_mtime_ns))
+        revision = digest_of(sorted(files))
+    variables = arithmetic_variables(os.environ, config.env)
+    return identity_of(config, OUTPUT, revision, source, UNREAD, variables)
+
+
 def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -> int | None:
-    """Return how many rows of the file have no vector, if it is what this call would make.
+    """Return how many rows of the file have no vector; None if it is to be made again.
 
-    None if it is to be made.
-
-    Raises Halt (78) if it is another one, which may be replaced only if `encode` has made it.
+    `anew`: it is replaced, if `encode` has made it. Raises Halt (78) if it is not the file that
+    this call would make.
     """
     state = Layout(workdir).output(OUTPUT)
     if state.publishing.exists():  # a kill came before its manifest
@@ -153,7 +149,8 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
     if anew or (manifest["quarantined"] and state.generation):
         return None
     remedy = "Choose another name by -o, or replace it by adding --from-scratch."
-    if changes := differences(before, made_from):
+    changes = differences(before, made_from)
+    if changes:
         what = (
             f"{out} already exists, with {counted(manifest['rows'], 'row')}, but it was made "
             f"differently:"
@@ -165,9 +162,9 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
 
 
 def remove_state(workdir: Path) -> None:
-    """Remove the state of a finished file, and the folder if it has nothing else.
+    """Remove the state of a finished file, and the folder if nothing else is in it.
 
-    Killed in between, it is whole or gone.
+    If a kill comes in between, the state is whole or gone.
     """
     layout = Layout(workdir)
     if layout.hidden.is_dir():

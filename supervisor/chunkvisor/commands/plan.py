@@ -1,13 +1,13 @@
-"""Finds out what a run would do and need, without a worker or a GPU.
+"""Find out what a run would do and need, without a worker or a GPU.
 
-It writes nothing into the workdir.
+Nothing is written into the workdir.
 """
 
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,18 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
 
-# About what torch and transformers take in a process, next to the weights.
+# Memory that torch and transformers take in a process, about, in addition to the weights.
 _LIBRARIES_BYTES = 1 << 30
-# Of more distinct texts than this, evenly spread chunks are measured.
+# If there are more distinct texts, the lengths of evenly spread chunks are measured.
 MOST_TEXTS = 1_000_000
-# Columns of the longest bar.
+# Characters of the longest bar.
 _BAR = 39
 
 
 def forecast(
     loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return what `plan --json` prints; `say` gets the steps that take a while.
+    """Return what `plan --json` prints; `say` gets the name of each slow step.
 
     Raises Halt if a run would refuse the source or the model; OSError.
     """
@@ -95,45 +95,21 @@ def forecast(
                 "only the plug-in encoder itself knows its tokens, so the lengths of texts are not "
                 "shown"
             )
-        elif path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes):
-            model = modelfolder.read_model_folder(Path(path))
-            if config.engine.kind is EngineKind.LOCAL:
-                with suppress(Halt):  # it is the plan of a job for another machine
-                    card = weakest(find_devices(config.device))
-                    dtype = model.computes_in(config.model)
-                    if unfit := unfit_dtype(dtype, model.model_type, card):
-                        notes.append("; ".join(unfit))
+        else:
+            path = _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)
+            if path is not None:
+                model = modelfolder.read_model_folder(Path(path))
+                if config.engine.kind is EngineKind.LOCAL:
+                    notes += _dtype_notes(config, model)
         for name, sizes in outputs.items():
-            table = tables[name]
-            form = asked_form(config.outputs[name])
-            sizes["dimension"] = dimension = sizes["dimension"] or model.dimension
-            # The bytes of the final file, and those that the disk has to have while it is made.
-            sizes["final_bytes"] = None
-            sizes["disk_bytes"] = None if sizes["texts_left"] else 0
-            if dimension is None:
-                continue
-            row_bytes = Numbers(form.dtype, dimension).row_bytes
-            sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
-            if sizes["texts_left"]:
-                needed = need_bytes(
-                    table.rows,
-                    sizes["texts_left"],
-                    dimension,
-                    0 if form.is_float32_npy else row_bytes,
-                )
-                # A table that a run has staged already is not written again.
-                if Layout(config.workdir).outputs not in table.folder.parents:
-                    needed += sum(path.stat().st_size for path in table.folder.iterdir())
-                sizes["disk_bytes"] = needed - RESERVE_BYTES
+            _add_bytes(sizes, config, name, tables[name], model.dimension)
     workers = (config.workers.per_device + config.workers.standby) * devices
     weights = model.weights_bytes
-    disk = [each["disk_bytes"] for each in outputs.values()]
-    final = [each["final_bytes"] for each in outputs.values()]
     return {
         "outputs": outputs,
         "combine": config.combine,
-        "peak_disk_bytes": None if None in disk else sum(disk),
-        "final_disk_bytes": None if None in final else sum(final),
+        "peak_disk_bytes": _sum_known(each["disk_bytes"] for each in outputs.values()),
+        "final_disk_bytes": _sum_known(each["final_bytes"] for each in outputs.values()),
         "free_disk_bytes": free_bytes(nearest_existing(config.workdir)),
         "weights_bytes": weights,
         "workers": workers,
@@ -143,6 +119,42 @@ def forecast(
         "time_s": sum(each["texts_left"] for each in outputs.values()) / rate if rate else None,
         "notes": notes,
     }
+
+
+def _dtype_notes(config: Config, model: ModelFolder) -> list[str]:
+    """Say that a GPU of this machine is not made for the dtype of the weights, if so."""
+    with suppress(Halt):  # it is the plan of a job for another machine
+        card = weakest(find_devices(config.device))
+        unfit = unfit_dtype(model.computes_in(config.model), model.model_type, card)
+        if unfit:
+            return ["; ".join(unfit)]
+    return []
+
+
+def _add_bytes(
+    sizes: dict[str, Any], config: Config, name: str, table: StagedTable, dimension: int | None
+) -> None:
+    """Add the bytes of the final file, and those that the disk must have while it is made."""
+    dimension = sizes["dimension"] = sizes["dimension"] or dimension
+    left = sizes["texts_left"]
+    sizes["final_bytes"] = None
+    sizes["disk_bytes"] = None if left else 0
+    if dimension is None:
+        return
+    form = asked_form(config.outputs[name])
+    row_bytes = Numbers(form.dtype, dimension).row_bytes
+    sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
+    if left:
+        needed = need_bytes(table.rows, left, dimension, 0 if form.is_float32_npy else row_bytes)
+        # A table that a run has staged already is not written again.
+        if Layout(config.workdir).outputs not in table.folder.parents:
+            needed += sum(path.stat().st_size for path in table.folder.iterdir())
+        sizes["disk_bytes"] = needed - RESERVE_BYTES
+
+
+def _sum_known(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(filter(None, known))
 
 
 def table_of(
@@ -161,7 +173,10 @@ def table_of(
 def _read_output(
     config: Config, name: str, table: StagedTable, proposed: tuple[int, str]
 ) -> dict[str, Any]:
-    """Return what is printed of one output, as far as its source and the workdir show."""
+    """Return what is printed of one output, as far as its table and the workdir show it.
+
+    `proposed` is the (size, reason) of chunks for `chunk.size: auto`.
+    """
     layout = Layout(config.workdir).output(name)
     fixed = None
     reason = None
@@ -175,13 +190,15 @@ def _read_output(
     dimension = config.effective_encode(name).truncate_dim
     ours = fixed is not None and fixed.identity.source_digest == table.digest
     if ours:
-        with suppress(DamagedError):  # a run has looked which texts have a vector already
-            if ledger := ledger_of(layout):
+        with suppress(DamagedError):
+            ledger = ledger_of(layout)
+            if ledger is not None:  # a run has looked which texts have a vector already
                 work = ledger.plan
         done = committed_chunks(layout, work)
         if read(layout, check_file=False).manifest:
             done = bytearray(b"\1") * work.count
-        if facts := read_facts(layout):
+        facts = read_facts(layout)
+        if facts is not None:
             dimension = facts.dimension
     return {
         "rows": table.rows,
@@ -202,14 +219,12 @@ def _read_output(
 
 
 def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict[str, Any]:
-    """Summarize lengths: each bin is twice as wide as the one before."""
+    """Summarize lengths of texts, in tokens; each bin is twice as wide as the one before."""
     if not len(lengths):
         names = ("count", "median", "p95", "longest", "truncated", "lost_share")
         return {**dict.fromkeys(names, 0), "bins": []}
-    median, p95, longest = (
-        int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher")
-    )
-    highs = [8 << step for step in range(max(1, int(longest - 1).bit_length() - 2))]
+    median, p95, longest = np.quantile(lengths, (0.5, 0.95, 1), method="higher").tolist()
+    highs = [8 << step for step in range(max(1, (longest - 1).bit_length() - 2))]
     lows = [0, *(high + 1 for high in highs[:-1])]
     counts = np.histogram(lengths, [*lows, highs[-1] + 1])[0].tolist()
     beyond = np.maximum(lengths.astype(np.int64) - (max_length or longest), 0)
@@ -235,54 +250,60 @@ def _count_tokens(
     folder: Path,
     notes: list[str],
 ) -> str | None:
-    """Ask the child that has the tokenizer; return the model's folder.
+    """Add lengths and batches to the outputs, and notes; return the model's folder.
 
-    Raises Halt if that is wrong, OSError.
+    A child process, which may use `folder`, loads the tokenizer. None if the folder is not known.
+    Raises Halt if the model is wrong, OSError.
     """
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(
         None, config.model.revision
     )
-    warnings = modelfolder.check_model_files(config, source.path)
+    path = source.path
+    warnings = modelfolder.check_model_files(config, path)
     folder.mkdir(mode=0o700)
-    files, tasks = AttemptFiles(folder), list[LengthsTask]()
+    files = AttemptFiles(folder)
+    tasks = list[LengthsTask]()
     for name, table in tables.items():
-        paths, encode = TableFiles(table.folder), config.effective_encode(name)
-        # Of more texts, every Nth chunk is measured.
-        numbers = table.distinct, outputs[name]["chunk_size"], -(-table.distinct // MOST_TEXTS)
-        limits = resolve_limits(encode, "cpu" if "cpu" in config.device else "cuda", plugin=False)
+        paths = TableFiles(table.folder)
+        encode = config.effective_encode(name)
         tasks.append(
-            LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits)
+            LengthsTask(
+                str(paths.texts),
+                str(paths.offsets),
+                table.distinct,
+                outputs[name]["chunk_size"],
+                -(-table.distinct // MOST_TEXTS),  # every Nth chunk is measured
+                encode_spec(encode),
+                resolve_limits(encode, config.device[0].partition(":")[0], plugin=False),
+            )
         )
-    spec = source.spec(config.model)
-    write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
+    request = LengthsRequest(source.spec(config.model), tuple(tasks))
+    write_message(files.spec, request, durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
-    # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
-    quiet = {
-        "CUDA_VISIBLE_DEVICES": "",
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",  # no GPU is touched
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        PARENT_PID: str(os.getpid()),
     }
-    returncode = run_child(
-        command, files.log, environment={**os.environ, **quiet, PARENT_PID: str(os.getpid())}
-    )
-    answer, path = read_message(LengthsAnswer, files.result), source.path
+    returncode = run_child(command, files.log, environment=environment)
+    answer = read_message(LengthsAnswer, files.result)
     if answer is None:
         verdict = verdict_of_child(returncode, files.fault, files.log)
         notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
         warnings = modelfolder.check_model_files(config, path)
-        for name, told, table, report in zip(
-            outputs, outputs.values(), tables.values(), answer.reports, strict=True
-        ):
+        for (name, table), report in zip(tables.items(), answer.reports, strict=True):
             lengths = np.load(report.lengths, allow_pickle=False)
-            told["lengths"], told["max_length"] = (
-                distribution(lengths, report.max_length),
-                report.max_length,
-            )
-            told["length_unit"] = "estimated_tokens" if report.estimated else "tokens"
-            told["batches"] = round(report.batches * table.distinct / len(lengths))
-            told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
+            outputs[name] |= {
+                "lengths": distribution(lengths, report.max_length),
+                "max_length": report.max_length,
+                "length_unit": "estimated_tokens" if report.estimated else "tokens",
+                "batches": round(report.batches * table.distinct / len(lengths)),
+                "padding_share": 1 - report.tokens / max(1, report.padded_tokens),
+            }
             if report.blank_ends and modelfolder.pools_last_token(Path(path), config.model):
                 blank = counted(report.blank_ends, "text")
                 what = (
@@ -295,16 +316,14 @@ def _count_tokens(
 
 
 def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the plan.
-
-    One for each output and their sum, then each output in detail, then what the machine must have.
-    """
+    """Yield the lines of the plan: the outputs and their sum, each output, then the machine."""
     outputs = forecast["outputs"]
-    keys = ("rows", "distinct_texts", "chunks")
-    summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
-    if len(outputs) > 1:
-        summed["all"] = [sum(column) for column in zip(*summed.values(), strict=True)]
-    for name, (rows, texts, chunks) in summed.items():
+    names = list(outputs)
+    sizes = [(each["rows"], each["distinct_texts"], each["chunks"]) for each in outputs.values()]
+    if len(names) > 1:
+        names.append("all")
+        sizes.append(tuple(map(sum, zip(*sizes, strict=True))))
+    for name, (rows, texts, chunks) in zip(names, sizes, strict=True):
         distinct = counted(texts, "distinct text")
         yield f"{name}: {counted(rows, 'row')}, {distinct}, {counted(chunks, 'chunk')}"
     for name, members in forecast["combine"].items():
@@ -343,6 +362,7 @@ def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
 
 
 def _output_lines(output: dict[str, Any]) -> Iterator[str]:
+    """Yield the details of one output: lengths of its texts, repeats, batches, chunks, file."""
     lengths = output["lengths"]
     limit = output["max_length"]
     if lengths["count"]:
@@ -353,7 +373,7 @@ def _output_lines(output: dict[str, Any]) -> Iterator[str]:
     most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:
         count = each["count"]
-        bar = "#" * math.ceil(count / most * _BAR)
+        bar = "".ljust(math.ceil(count / most * _BAR), "#")
         share = _percent(count / lengths["count"])
         yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{_BAR}}{count:>12,}{share:>8}"
     if lengths["truncated"]:
@@ -370,7 +390,8 @@ def _output_lines(output: dict[str, Any]) -> Iterator[str]:
     if output["padding_share"] is not None:
         padding = _percent(output["padding_share"])
         yield f"  batches  {output['batches']:,}; {padding} of the work is padding"
-    if known := output["texts_known"]:
+    known = output["texts_known"]
+    if known:
         new = output["distinct_texts"] - known
         yield f"  texts    {known:,} have vectors already; {new:,} are new"
     done = f", {output['chunks_done']:,} of them done" if output["chunks_done"] else ""

@@ -1,4 +1,4 @@
 """The config: its YAML, the kinds of value in it, and the models they fill.
 
-May import no other room: only errors, units, child and version, which stand next to the rooms.
+It may import no other package, only the modules that every package may use.
 """

@@ -1,4 +1,4 @@
-"""Words that a config chooses from, and names of secrets: what is needed without pydantic."""
+"""Values that a key of the config chooses from, and names of secrets; without pydantic."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
 FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16"])
 """Of the numbers in a final file."""
 
-# "token" alone: encode.batch_tokens is not a secret.
+# As whole words: encode.batch_tokens is not a secret.
 _SECRETS = re.compile(
     r"(?<![a-z0-9])(apikey|auth|cookie|credentials?|key|passwd|password|pat|pwd|secret|token)"
     r"(?![a-z0-9])"
@@ -26,17 +26,14 @@ _SECRETS = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Say whether a key or a variable of this name probably holds a secret."""
+    """Say whether the value of a key or a variable of this name is probably a secret."""
     return _SECRETS.search(name.lower()) is not None
 
 
 def digested(value: Any, name: str = "") -> Any:
-    """Copy plain values with a digest in place of each secret.
+    """Copy plain values with a digest in place of each secret; `name` is the key of the value.
 
-    `name` is the key that the value stands under.
-
-    Equal secrets have equal digests, so that a change is seen: a name such as `num_key_value_heads`
-    is not a secret.
+    Equal secrets have equal digests, so that a change is seen.
     """
     if isinstance(value, Mapping):
         return {key: digested(item, str(key)) for key, item in value.items()}

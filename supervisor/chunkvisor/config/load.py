@@ -1,9 +1,6 @@
-"""Reads a config file and its --set overrides into a validated Config.
+"""Read a config file and its --set overrides into a validated Config.
 
-Or into one message with everything that is wrong.
-
-The YAML is read as plain values that remember their lines; `with_values` sets single keys in such a
-text.
+If anything is wrong, one message names all of it, with the lines.
 """
 
 import copy
@@ -27,7 +24,7 @@ from chunkvisor.units import did_you_mean, printable
 from chunkvisor_worker.contract.frozen import frozen
 
 Key = tuple[str | int, ...]
-"""Where a value stands: keys of mappings and positions in lists, from the top."""
+"""The way to a value from the top: keys of mappings and positions in lists."""
 
 _TAG = "tag:yaml.org,2002:"
 _SIZE_LIMIT_BYTES = 1 << 20
@@ -42,25 +39,22 @@ _WORDS = {
     "int_parsing_size": "a smaller number",
     "string_pattern_mismatch": "text without a NUL character",
 }
-"""Types of error of pydantic -> what the value should be."""
+"""Types of pydantic's errors -> what the value should be."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.1 less what surprises in a config.
+    """Reads YAML 1.1 without what surprises in a config.
 
     Dates stay text, and so do 010 (8 in YAML) and 1:30 (90).
     """
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
-        first: [
-            (tag, pattern)
-            for tag, pattern in found
-            if tag.removeprefix(_TAG) in ("bool", "null", "merge")
-        ]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - as PyYAML has it
 
 
+for _first, _found in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    for _tag, _pattern in _found:
+        if _tag.removeprefix(_TAG) in ("bool", "null", "merge"):
+            _Loader.add_implicit_resolver(_tag, _pattern, [_first])
 _Loader.add_implicit_resolver(
     f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
 )
@@ -75,9 +69,9 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
-    """Read a YAML text: its value, and the place of each key and list item, such as NAME:3.
+    """Read a YAML text: its value, and the place of each key and list item, such as `NAME:3`.
 
-    Raises Halt (78).
+    Raises Halt (78) if it is not valid YAML.
     """
     places: dict[Key, str] = {(): name}
     try:
@@ -96,7 +90,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
 
 
 def _collect_places(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
-    """Note the places of all that is in the node, and make all of its keys text."""
+    """Add the places of all that is in the node, and make all of its keys text."""
     if isinstance(node, yaml.ScalarNode):
         # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
         if key[:1] == ("env",) and node.tag in (f"{_TAG}int", f"{_TAG}float"):
@@ -110,20 +104,19 @@ def _collect_places(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
             if name.tag == f"{_TAG}merge" or not isinstance(name, yaml.ScalarNode):
                 continue
             name.tag = f"{_TAG}str"
-            if before := places.get((*key, name.value)):
-                again = f"the key {name.value} stands at {before} and again"
+            below = (*key, name.value)
+            if below in places:
+                again = f"the key {name.value} stands at {places[below]} and again"
                 raise yaml.MarkedYAMLError(problem=again, problem_mark=name.start_mark)
-            places[*key, name.value] = f"{places[()]}:{name.start_mark.line + 1}"
-            _collect_places(value, (*key, name.value), places)
+            places[below] = f"{places[()]}:{name.start_mark.line + 1}"
+            _collect_places(value, below, places)
 
 
 def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
-    """Set these keys of sections, such as model.dtype, in the text.
+    """Set keys such as `model.dtype` in a YAML text; None if its form does not allow it.
 
-    None if its form does not allow it.
-
-    Comments, order and quotes stay. The result is parsed again: it says what the text said, but for
-    these keys.
+    Comments, order and quotes stay. The result is parsed again, to be sure that only these keys
+    have changed.
     """
     wanted, _ = parse(text, "the config")
     for dotted, value in values.items():
@@ -132,23 +125,28 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
         root = _Loader(text).get_single_node()
         assert root is not None
         found = {name.value: node for name, node in root.value}.get(section)
-        keys = (
-            {name.value: node for name, node in found.value}
-            if isinstance(found, yaml.MappingNode)
-            else {}
-        )
         if found is None:
             text += f"\n{section}:\n  {key}: {value}\n"
-        elif old := keys.get(key):
-            text = f"{text[: old.start_mark.index]}{value}{text[old.end_mark.index :]}"
-        elif keys:
-            start = found.start_mark.index + bool(found.flow_style)
-            joint = ", " if found.flow_style else "\n" + " " * found.start_mark.column
-            text = f"{text[:start]}{key}: {value}{joint}{text[start:]}"
-        else:  # null, as all of its keys are commented out, or {}
-            text = (
-                f"{text[: found.start_mark.index]}\n  {key}: {value}{text[found.end_mark.index :]}"
-            )
+            continue
+        keys = dict[str, yaml.Node]()
+        if isinstance(found, yaml.MappingNode):
+            keys = {name.value: node for name, node in found.value}
+        start = found.start_mark.index
+        end = found.end_mark.index
+        new = f"{key}: {value}"
+        if key in keys:
+            start = keys[key].start_mark.index
+            end = keys[key].end_mark.index
+            new = str(value)
+        elif not keys:  # null, as all of its keys are commented out, or {}
+            new = f"\n  {new}"
+        elif found.flow_style:
+            start = end = start + 1
+            new += ", "
+        else:
+            end = start
+            new += "\n".ljust(found.start_mark.column + 1)
+        text = f"{text[:start]}{new}{text[end:]}"
     edited, _ = parse(text, "the edited config")
     return text if edited == wanted else None
 
@@ -165,7 +163,7 @@ class LoadedConfig:
     overrides: tuple[str, ...]
     """KEY=VALUE each, as given."""
     by_options: bool = False
-    """Whether it was given by options of `chunkvisor encode`."""
+    """Whether it was made of the options of `chunkvisor encode`."""
 
     def trial(self, max_rows: int) -> "LoadedConfig":
         """Copy it with a separate workdir, for a trial of this many rows."""
@@ -177,26 +175,18 @@ class LoadedConfig:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read and validate the file.
-
-    Raises Halt (exit 78) that lists all problems, each with its line or --set.
-    """
+    """Read and validate the file. Raises Halt (78) that lists all problems, each with its place."""
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
             raise ValueError(f"it is larger than {_SIZE_LIMIT_BYTES:,} bytes, and a config is not")
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
-        near = difflib.get_close_matches(
-            path.name, [each.name for each in path.parent.glob("*.y*ml")], 1
-        )
-        hint = (
-            f"did you mean {path.with_name(near[0])}?"
-            if near
-            else "`chunkvisor init` writes a config to start from"
-        )
+        hint = "`chunkvisor init` writes a config to start from"
+        for near in difflib.get_close_matches(path.name, _configs_in(path.parent), 1):
+            hint = f"did you mean {path.with_name(near)}?"
         raise _wrong_config(f"{path}: there is no such file; {hint}") from None
     except IsADirectoryError:
-        there = ", ".join(sorted(each.name for each in path.glob("*.y*ml"))) or "none"
+        there = ", ".join(_configs_in(path)) or "none"
         raise _wrong_config(
             f"{path}: this is a folder; name a config, of which it has: {there}"
         ) from None
@@ -214,15 +204,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     )
 
 
+def _configs_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.glob("*.y*ml"))
+
+
 def from_values(
     values: Mapping[str, Any],
     folder: Path,
     overrides: Sequence[str] = (),
     places: Mapping[Key, str] | None = None,
 ) -> Config:
-    """Make a Config of plain values and overrides.
+    """Make a Config of plain values and overrides; relative paths start in `folder`.
 
-    Raises Halt as `load` does, with the places of keys as given.
+    Raises Halt as `load` does, with the `places` of keys.
     """
     changed = copy.deepcopy(dict(values))
     found = dict(places or {})
@@ -235,7 +229,7 @@ def from_values(
 
 
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sort values such as `dtype` into the sections `model` and `encode` that have the keys."""
+    """Put values such as `dtype` into the section, `model` or `encode`, that has the key."""
     kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
     found = {
         name: {key: given[key] for key in kind.model_fields if key in given}
@@ -246,7 +240,7 @@ def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield all valid keys, such as outputs.*.column."""
+    """Yield all valid keys, such as `outputs.*.column`."""
     for name, info in model.model_fields.items():
         yield f"{prefix}{name}"
         below = f"{prefix}{name}.*." if get_origin(info.annotation) is dict else f"{prefix}{name}."
@@ -292,8 +286,8 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
         places.setdefault(key[:depth], place)
     # As in a file, a number of `env` keeps its digits.
     values[last] = value_text if key[0] == "env" and type(value) in (int, float) else value
-    for known in [known for known in places if known[: len(key)] == key]:
-        del places[known]
+    for below in [known for known in places if known[: len(key)] == key]:
+        del places[below]
     places[key] = place
 
 
@@ -325,35 +319,31 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
         else:
             what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
-            what += "; text needs quotes here" * (
-                kind == "string_type" and isinstance(value, bool | int | float)
-            )
+            if kind == "string_type" and isinstance(value, bool | int | float):
+                what += "; text needs quotes here"
             # Of a value that may be of several kinds, there is an error for each.
             sentences[:] = [
                 f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"
             ]
     problems = []
     for key, sentences in found.items():
-        place = next(
-            (places[key[:end]] for end in range(len(key), -1, -1) if key[:end] in places), ""
-        )
+        place = ""
+        for end in range(len(key) + 1):
+            place = places.get(key[:end], place)
         dotted = _shortened(".".join(map(str, key)))
-        problems += [": ".join(filter(None, (place, dotted, each))) for each in sentences]
+        for sentence in sentences:
+            problems.append(": ".join(filter(None, (place, dotted, sentence))))
     return problems
 
 
 def _depth(values: Any, key: Key) -> int:
     """Count the parts of a key that lead through the values.
 
-    Pydantic adds a mark for each kind that it has tried.
+    After them, pydantic adds a mark for each kind of value that it has tried.
     """
     for depth, part in enumerate(key):
-        is_there = (
-            part in values
-            if isinstance(values, dict)
-            else isinstance(values, list) and isinstance(part, int)
-        )
-        if not is_there:
+        in_list = isinstance(values, list) and isinstance(part, int)
+        if not in_list and not (isinstance(values, dict) and part in values):
             return depth
         values = values[part]
     return len(key)

@@ -1,7 +1,7 @@
 """The configuration of a run as a validated, frozen model, and what workers get of it.
 
 The docstring of a key is its description in docs/reference/config.md. A wrong value raises
-pydantic's own error, or a ValueError with a sentence; `load` makes messages of them.
+pydantic's own error, or a ValueError with a sentence; `load` puts the key and its place before it.
 """
 
 import glob
@@ -36,7 +36,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
 
-# far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
+# Far above any sensible count, and its square fits in 64 bits.
 _MOST = 1_000_000_000
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
@@ -49,7 +49,7 @@ _OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TR
 
 
 def _unless(is_wrong: Callable[[Any], bool], sentence: str) -> AfterValidator:
-    """Refuse a value by a sentence; `load` puts the value before one that begins with "should"."""
+    """Refuse a value with a sentence; `load` puts the value before "should" and "has"."""
 
     def check(value: Any) -> Any:
         if is_wrong(value):
@@ -64,7 +64,7 @@ def _matching(pattern: str, what: str) -> AfterValidator:
 
 
 def seconds(value: Any) -> Any:
-    """Read seconds from text like "10m"; leave anything else unchanged."""
+    """Make seconds of a text such as "10m"; leave other kinds of value unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", value)
@@ -73,7 +73,7 @@ def seconds(value: Any) -> Any:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-# Takes null for an empty section: its keys are all commented out.
+# Null is an empty section: its keys are all commented out.
 _OR_NULL = BeforeValidator(lambda value: {} if value is None else value)
 _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
@@ -93,11 +93,13 @@ def _absolute(text: str, info: ValidationInfo) -> str:
 
 
 def _path(text: str) -> str:
-    if address := _ADDRESS.match(text):
+    address = _ADDRESS.match(text)
+    if address:
         raise ValueError(
             f"{address[1]}:// is the address of something elsewhere; name a path on this machine"
         )
-    if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
+    variable = re.search(r"(^|/)(\$\w+|\$\{\w+\})", text)
+    if variable:
         raise ValueError(
             f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home "
             f"folder"
@@ -123,8 +125,7 @@ _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
-# The batch log of a chunk, and the list of its bad texts, are within what is read
-# (READ_LIMIT_BYTES).
+# So that the batch log of a chunk, and the list of its bad texts, are below READ_LIMIT_BYTES.
 ChunkSize = Annotated[int, Field(ge=1, le=100_000), _NO_BOOL] | Literal["auto"]
 Seconds = Annotated[
     float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)
@@ -195,10 +196,7 @@ Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], _NOT_E
 
 
 def seconds_of(value: object) -> float:
-    """Read a time that is not in a config: an option or an argument.
-
-    Raises ValueError, with words.
-    """
+    """Read a time that was given as an option or an argument. Raises ValueError with a sentence."""
     try:
         return TypeAdapter(Seconds).validate_python(value)
     except ValidationError:
@@ -233,16 +231,19 @@ _OF_MODEL = {
 environment."""
 
 _OF_ENCODE = {
-    *(
-        "batch_size",
-        "convert_to_numpy",
-        "convert_to_tensor",
-        "device",
-        "normalize_embeddings",
-        "output_value",
-        "pool",
-    ),
-    *("precision", "prompt", "prompt_name", "sentences", "show_progress_bar", "truncate_dim"),
+    "batch_size",
+    "convert_to_numpy",
+    "convert_to_tensor",
+    "device",
+    "normalize_embeddings",
+    "output_value",
+    "pool",
+    "precision",
+    "prompt",
+    "prompt_name",
+    "sentences",
+    "show_progress_bar",
+    "truncate_dim",
 }
 """Arguments of sentence-transformers' own encode that keys of the config decide, or that a run
 decides."""
@@ -294,12 +295,12 @@ class ModelConfig(Section):
 
     @property
     def is_plugin(self) -> bool:
-        """Say whether the encoder is the person's own code."""
+        """Say whether the encoder is not sentence-transformers but a plug-in."""
         return self.encoder != SENTENCE_TRANSFORMERS
 
     @property
     def is_folder(self) -> bool:
-        """Say whether it is a folder on this machine; a relative name is a hub id."""
+        """Say whether the model is a folder on this machine, by an absolute path."""
         return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
 
     @field_validator("name")
@@ -452,7 +453,7 @@ class OutputConfig(Section):
 
     @property
     def template_note(self) -> str:
-        """Say what is probably not meant in the template; empty if all seems to be."""
+        """Say what is probably a mistake in the template; empty if nothing is."""
         right = (
             r'write it in double quotes in a config, "{title}\n{body}", '
             r"and in a shell as $'{title}\n{body}'"
@@ -549,7 +550,7 @@ class Config(Section):
     def effective_encode(self, output: str) -> EncodeConfig:
         """Apply the output's overrides to `encode`.
 
-        Its own prompt replaces a general prompt_name, and vice versa.
+        A prompt of the output replaces a general prompt_name, and a prompt_name a general prompt.
         """
         override = self.outputs[output].encode
         update = {name: getattr(override, name) for name in override.model_fields_set}
@@ -559,24 +560,24 @@ class Config(Section):
         return self.encode.model_copy(update=update)
 
     def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
-        """Give the number of distinct texts in a chunk of that output."""
+        """Return the number of distinct texts in a chunk of that output."""
         return self.outputs[output].chunk.size or self.chunk.size
 
 
 def encode_spec(encode: EncodeConfig) -> EncodeSpec:
-    """Make what workers get: what shapes the vectors; batches do not."""
+    """Return what workers get of the section: what shapes the vectors, without batches."""
     return EncodeSpec(**encode.model_dump(include={*EncodeSpec.__dataclass_fields__}))
 
 
 def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
-    """Resolve `auto` for the device.
+    """Return the limits of a batch, with numbers for `auto` on this kind of device.
 
-    A plug-in batches by rows alone, since its tokens cannot be counted.
+    A plug-in has no limit of tokens, since they cannot be counted.
     """
     rows = None if encode.batch_size == "auto" else int(encode.batch_size)
     if plugin or encode.batch_tokens is None:
         return Limits(rows or AUTO_ROWS)
     measured = encode.batch_tokens == "auto" and device_kind == "cuda"
     tokens = AUTO_TOKENS[device_kind] if encode.batch_tokens == "auto" else int(encode.batch_tokens)
-    # No text has less than one token, so a row cap of as many rows as tokens caps nothing.
+    # No text has less than one token, so as many rows as tokens are no limit.
     return Limits(rows or tokens, tokens, padding=PADDING_TOKENS[device_kind], measured=measured)
