@@ -1,8 +1,7 @@
 """The parent process of a run.
 
-It splits the input into chunks, gives each a worker process, and assembles what they leave.
-
-It imports no torch, and of the worker nothing but `chunkvisor_worker.contract`.
+It splits the texts into chunks, gives each chunk to a worker process, and joins the vectors. It
+imports no torch, and of the worker only `chunkvisor_worker.contract`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,14 +31,11 @@ _ELSEWHERE = {
     **dict.fromkeys(("ChunkvisorError", "ExitCode"), "chunkvisor.errors"),
     **dict.fromkeys(("FinalFile", "QuarantinedRow", "Report"), "chunkvisor.results"),
 }
-"""Public names that are not of `api`."""
+"""Public names that are not defined in `api`, and the modules that define them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are asked for.
-
-    The command needs `__version__` alone, and is to be fast.
-    """
+    """Import a public name when it is used: the command needs only `__version__`, and at once."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,9 +1,7 @@
-"""Faults on purpose, for integration tests of pipelines and for the fire drill.
+"""Faults on purpose, at a chosen chunk, for integration tests of pipelines and for the fire drill.
 
-One at a chosen chunk.
-
-An environment variable, set for as long as the block lasts, tells the workers; no workdir or config
-is changed. `chunkvisor_worker.drill` brings the faults about, under the same names.
+While the block lasts, an environment variable names the fault to the workers; no workdir or config
+is changed. `chunkvisor_worker.drill` causes the faults, under the same names.
 """
 
 import contextlib
@@ -30,14 +28,14 @@ PARENT_KILLED = "supervisor-killed"
 
 @frozen
 class DrillFault:
-    """One fault, and what the run must make of it."""
+    """A fault, and how the run with it must go."""
 
     name: str
     what: str  # how it is provoked, in a few words
     seen_as: str
-    """The outcome of the struck attempt; for a killed run, the state that `status` must show."""
+    """The outcome of the attempt that meets it; for a killed run, the state that `status` shows."""
     exit_code: ExitCode = ExitCode.COMPLETE
-    """Of the struck run; after any code but 0 and 3, the same run again must complete."""
+    """Of the run that meets it; after any code but 0 and 3, the same run again must complete."""
 
 
 FAULTS: tuple[DrillFault, ...] = (
@@ -93,7 +91,7 @@ _FAULT_OF = {
 
 @dataclass(slots=True)
 class Provoked:
-    """A fault, and how often it has struck."""
+    """A fault that was asked for, and how often it has struck."""
 
     name: str  # as the drill calls it
     chunk: int
@@ -107,9 +105,9 @@ class Provoked:
 def fault(
     name: str, *, chunk: int, output: str | None = None, times: int = 1
 ) -> Iterator[Provoked]:
-    """In this block, the workers of the chunk meet a fault.
+    """Make the workers of a chunk meet a fault, in a block.
 
-    `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
+    `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`
 
     `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/checks.md has all) or an
     outcome ("gpu_oom", "hung"); `chunk` is counted from 0; `output` names one, None = any; `times`

@@ -1,6 +1,4 @@
-"""The command `chunkvisor`.
-
-Parses arguments, calls a command, and ends with a message and an exit code.
+"""The command `chunkvisor`: parses arguments, calls a command, and ends with an exit code.
 
 A command imports what it needs when it is called, so that `--help` is fast.
 """
@@ -35,9 +33,14 @@ _SECTIONS = {
 
 
 class _InSections(click.Group):
-    """Lists the commands by when they are of use."""
+    """Lists the commands under headings: daily, before a job, after it."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click passes it
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the headings and the commands below them."""
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
@@ -60,16 +63,15 @@ for _commands in _SECTIONS.values():
 
 
 def main() -> None:
-    """Run the command: a Halt becomes its words on stderr and its exit code.
+    """Run the command; a Halt becomes its message on stderr and its exit code.
 
-    A bug keeps its traceback.
+    An unknown exception is a bug of ours, and keeps its traceback.
     """
     open_standard_streams()
     # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With
     # this it is 0.1 ms.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
-    # The code is decided when the interpreter is torn down: a signal that comes then must not
-    # replace it.
+    # While the interpreter exits, a signal must not replace the exit code.
     for number in (signal.SIGINT, signal.SIGTERM):
         atexit.register(signal.signal, number, signal.SIG_IGN)
     with contextlib.suppress(ValueError):  # not the main thread
@@ -82,7 +84,7 @@ def main() -> None:
     except click.ClickException as error:
         words = io.StringIO()
         error.show(words)
-        # By `print_lines`: it repeats what was typed, which may steer a terminal.
+        # By `print_lines`, since it repeats what was typed, which may steer a terminal.
         print_lines(words.getvalue().rstrip("\n"), err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
@@ -101,7 +103,7 @@ def main() -> None:
 
 
 def _end(halt: Halt) -> None:
-    """Say the final message of a command on stderr, and exit with its code."""
+    """Print the final message of a command on stderr, and exit with its code."""
     for line in halt.lines():
         headline = line == halt.what
         print_lines(f"chunkvisor: {line}" if headline else f"  {line}", err=True, red=headline)

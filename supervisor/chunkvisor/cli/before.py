@@ -1,7 +1,4 @@
-"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`.
-
-And `explain`.
-"""
+"""The commands to use before a run, `init`, `plan`, `doctor`, `drill` and `tune`; and `explain`."""
 
 import os
 import shlex
@@ -74,8 +71,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
         print_json(findings_to_json(findings))
     else:
         print_lines(*doctor_lines(findings))
-    if code := exit_code(findings):
-        sys.exit(int(code))
+    sys.exit(int(exit_code(findings)))
 
 
 @command("drill", "embeddings.yaml --fault segfault --fault oom")

@@ -14,7 +14,7 @@ ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
 def command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command whose help ends with an example.
 
-    Click leaves a paragraph alone that begins with a backspace.
+    The backspace keeps click from wrapping the paragraph.
     """
     return click.command(name, epilog=f"\b\nExample: chunkvisor {name} {example}")
 
@@ -37,7 +37,7 @@ def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) 
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """Return the workdir, also of a config that was given.
+    """Return the workdir: the path itself, or that of the config at the path.
 
     Raises Halt (78) for a file that is not a config.
     """

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def typed_command() -> str:
-    """Return what was typed, and where.
+    """Return the command as it was typed, and `cd` to the folder in which it was.
 
-    Without secrets, and without what would discard all that is done.
+    Secrets are left out, and the options that would discard finished work.
     """
     from chunkvisor.config.load import without_secret
 
@@ -51,9 +51,9 @@ def typed_command() -> str:
 
 
 def command_line(*arguments: str) -> str:
-    """Return a command of chunkvisor, called as this one.
+    """Return a command of chunkvisor that works in this shell.
 
-    Outside of our virtual environment no shell knows it.
+    It starts with the path of this program, which may not be on PATH.
     """
     program = [sys.argv[0]]
     if Path(sys.argv[0]).name != "chunkvisor":
@@ -62,7 +62,7 @@ def command_line(*arguments: str) -> str:
 
 
 def _say_how_to_continue(observer: "Observer", workdir: Path) -> None:
-    """Say the last lines of a run that has worked and is not complete."""
+    """Print the last lines of a run that has encoded something and is not complete."""
     observer.say(f"how far it is: {command_line('status', str(workdir))}")
     observer.say(f"the command, to run it again: {typed_command()}")
 
@@ -231,7 +231,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
 def _view_of_run(quiet: bool, log_format: str) -> "Iterator[Observer]":
     """Yield what shows a run: the live view, lines, or JSON.
 
-    With JSON, a Halt becomes an object and an exit here.
+    With JSON, a Halt is printed as an object here, and ends the program.
     """
     from chunkvisor.events.event import Halted, Weight
     from chunkvisor.show.lines import Console, JsonLines, Observers, can_draw

@@ -52,15 +52,16 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 
     loaded = load(config) if config.is_file() else None
     found = []
-    for each in auditing.audit(
-        loaded.config.workdir if loaded else config, rows, find_devices([device])[0], loaded
-    ):
+    workdir = loaded.config.workdir if loaded else config
+    for each in auditing.audit(workdir, rows, find_devices([device])[0], loaded):
         found.append(each)
         if not as_json:
             print_lines(*each.in_words())
     if as_json:
         print_json({"outputs": [each.details for each in found]})
-    differs = [row["differs"] for each in found for row in each.details["rows"]]
+    differs = list[bool]()
+    for each in found:
+        differs += [row["differs"] for row in each.details["rows"]]
     if any(differs):
         raise Halt(
             ExitCode.QUARANTINED,
@@ -161,16 +162,16 @@ def verify(workdir: Path, as_json: bool) -> None:
     outputs = read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
-        keys = ("rows", "rows_done", "chunks", "chunks_done")
         shown = {
             "ok": not damaged,
             "complete": not missing,
             "files": len(findings),
             "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
-            "unfinished": {
-                name: {key: getattr(each, key) for key in keys} for name, each in missing.items()
-            },
+            "unfinished": {},
         }
+        for name, each in missing.items():
+            keys = ("rows", "rows_done", "chunks", "chunks_done")
+            shown["unfinished"][name] = {key: getattr(each, key) for key in keys}
         print_json(shown)
     if damaged:
         print_lines(*(f"{each.path}: {each.problem}" for each in damaged), err=True)
@@ -211,7 +212,8 @@ def retry(workdir: Path) -> None:
     """
     from chunkvisor.commands import housekeeping
 
-    if count := housekeeping.retry(workdir):
+    count = housekeeping.retry(workdir)
+    if count:
         print_lines(
             f"{counted(count, 'text')} to try again: run the same command again; it encodes "
             f"nothing else"

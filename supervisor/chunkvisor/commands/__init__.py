@@ -1,4 +1,4 @@
-"""What each command does, apart from the run: doctor, drill, plan, encode, verify, retry, clean.
+"""What the commands do, except the run: doctor, plan, tune, drill, encode, audit, verify and more.
 
-May import every package below: supervise and down.
+They may import every package from `supervise` down.
 """
