@@ -41,16 +41,10 @@ class DrillFault:
 FAULTS: tuple[DrillFault, ...] = (
     DrillFault("oom", "the GPU is filled up in a batch", Outcome.GPU_OOM),
     DrillFault(
-        "nvml-assert",
-        "torch's NVML assertion instead of an out-of-memory error",
-        Outcome.GPU_OOM,
+        "nvml-assert", "torch's NVML assertion instead of an out-of-memory error", Outcome.GPU_OOM
     ),
     DrillFault("cublas", "cuBLAS gets no memory", Outcome.GPU_OOM),
-    DrillFault(
-        "device-assert",
-        "an index out of range in a kernel",
-        Outcome.DEVICE_FAULT,
-    ),
+    DrillFault("device-assert", "an index out of range in a kernel", Outcome.DEVICE_FAULT),
     DrillFault("illegal-access", "CUDA error 700", Outcome.DEVICE_FAULT),
     DrillFault("ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, exit_code=ExitCode.MACHINE),
     DrillFault("segfault", "the worker reads address 0", Outcome.CRASHED),

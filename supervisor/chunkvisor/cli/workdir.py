@@ -82,10 +82,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 @command("status", "cache/embeddings --watch")
 @workdir_argument
 @json_option
-@flag(
-    "--watch",
-    help="Follow the run until it ends; with --json, print a line for each change.",
-)
+@flag("--watch", help="Follow the run until it ends; with --json, print a line for each change.")
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     """Show how far the run in WORKDIR is.
 
