@@ -159,17 +159,19 @@ def verify(workdir: Path, as_json: bool) -> None:
     outputs = read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
-        shown = {
-            "ok": not damaged,
-            "complete": not missing,
-            "files": len(findings),
-            "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
-            "unfinished": {},
-        }
+        unfinished = dict[str, dict[str, int]]()
         for name, each in missing.items():
             keys = ("rows", "rows_done", "chunks", "chunks_done")
-            shown["unfinished"][name] = {key: getattr(each, key) for key in keys}
-        print_json(shown)
+            unfinished[name] = {key: getattr(each, key) for key in keys}
+        print_json(
+            {
+                "ok": not damaged,
+                "complete": not missing,
+                "files": len(findings),
+                "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
+                "unfinished": unfinished,
+            }
+        )
     if damaged:
         print_lines(*(f"{each.path}: {each.problem}" for each in damaged), err=True)
         raise Halt(

@@ -318,12 +318,12 @@ def _count_tokens(
 def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the plan: the outputs and their sum, each output, then the machine."""
     outputs = forecast["outputs"]
-    names = list(outputs)
-    sizes = [(each["rows"], each["distinct_texts"], each["chunks"]) for each in outputs.values()]
-    if len(names) > 1:
-        names.append("all")
-        sizes.append(tuple(map(sum, zip(*sizes, strict=True))))
-    for name, (rows, texts, chunks) in zip(names, sizes, strict=True):
+    keys = ("rows", "distinct_texts", "chunks")
+    shown = dict(outputs)
+    if len(outputs) > 1:
+        shown["all"] = {key: sum(each[key] for each in outputs.values()) for key in keys}
+    for name, each in shown.items():
+        rows, texts, chunks = (each[key] for key in keys)
         distinct = counted(texts, "distinct text")
         yield f"{name}: {counted(rows, 'row')}, {distinct}, {counted(chunks, 'chunk')}"
     for name, members in forecast["combine"].items():

@@ -137,7 +137,9 @@ def _source_to_tune(config: Config) -> ModelSource:
     return source
 
 
-def _rounds(devices: Sequence[Device], model_type: str, now: Settings) -> list[list[Settings]]:
+def _rounds(
+    devices: Sequence[Device], model_type: str | None, now: Settings
+) -> list[list[Settings]]:
     """Return the changes to try in each round, one setting a round."""
     # float16 has no fast kernels on a CPU.
     dtypes = ["bfloat16"] if has_bfloat16() or now[_DTYPE] == "bfloat16" else []
