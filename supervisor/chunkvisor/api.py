@@ -240,7 +240,7 @@ def encode(
         try:
             # Before the texts are read: a typing error costs nothing then.
             config = from_values(values, folder, overrides)
-            if config.outputs[OUTPUT].where is not None:
+            if config.outputs[OUTPUT].where:
                 raise config_error(
                     f"outputs.{OUTPUT}.where is for chunkvisor.run alone",
                     "Leave it out, or use a config.",

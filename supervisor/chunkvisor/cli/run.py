@@ -189,7 +189,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         )
     with _view_of_run(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
-        if max_rows is not None:
+        if max_rows:
             loaded = loaded.trial(max_rows)
         workdir = loaded.config.workdir
         question = (
@@ -214,13 +214,15 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             raise
         finally:
             if given["log_format"] == "text":
-                complete = code is ExitCode.COMPLETE
-                trial = max_rows is not None
                 attempts = observer.state.attempts
-                told = bool(attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
-                for line in next_steps(
-                    loaded, began_s, trial=trial, complete=complete, report=told
-                ):
+                lines = next_steps(
+                    loaded,
+                    began_s,
+                    trial=bool(max_rows),
+                    complete=code is ExitCode.COMPLETE,
+                    report=bool(attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED),
+                )
+                for line in lines:
                     observer.say(line)
                 if attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _say_how_to_continue(observer, workdir)

@@ -70,7 +70,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
             "run `chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
             why="the model, its padding or the hardware gave other values during the run",
         )
-    if expect is not None:
+    if expect:
         encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
         count = auditing.write_expect(expect.absolute(), found, encode)
         print_lines(
@@ -155,7 +155,7 @@ def verify(workdir: Path, as_json: bool) -> None:
     from chunkvisor.store.layout import Layout, is_workdir
 
     findings = list(housekeeping.verify(workdir))
-    damaged = [each for each in findings if each.problem is not None]
+    damaged = [each for each in findings if each.problem]
     outputs = read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:

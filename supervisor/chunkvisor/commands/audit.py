@@ -74,9 +74,7 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
     """
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
-    finished = [
-        (found.layout, found.manifest) for found in map(read, outputs) if found.manifest is not None
-    ]
+    finished = [(found.layout, found.manifest) for found in map(read, outputs) if found.manifest]
     if not finished:
         raise config_error(
             f"no output in {workdir} is finished", "Let the run complete, then audit it."

@@ -556,7 +556,6 @@ def _compared(case: Case, sample: Sample) -> Finding:
 
 
 # In the order in which they are shown.
-CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
 CHECKS = (_driver, _gpus, _torch, _memory_and_disk, _source, _model, _encoding)
 
 

@@ -207,7 +207,7 @@ def _retry_output(layout: OutputLayout) -> int:
     ledger = ledger_of(found.layout)
     if ledger is None:
         return 0
-    known = _bad_texts(found.layout, found.manifest) if found.manifest is not None else set()
+    known = _bad_texts(found.layout, found.manifest) if found.manifest else set()
     ledger.load()
     # The manifest knows bad texts as well: a record of the ledger may be lost.
     bad = known.union(ledger.bad)

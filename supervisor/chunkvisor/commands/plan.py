@@ -68,7 +68,7 @@ def forecast(
     notes = list[str]()
     rate, entry_s = pace_before(config)
     require_extras(config)
-    if config.model.expect is not None:
+    if config.model.expect:
         read_expected(config.model.expect)
     devices = len(config.device)
     kind = config.device[0].partition(":")[0]
@@ -97,7 +97,7 @@ def forecast(
             )
         else:
             path = _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)
-            if path is not None:
+            if path:
                 model = modelfolder.read_model_folder(Path(path))
                 if config.engine.kind is EngineKind.LOCAL:
                     notes += _dtype_notes(config, model)
@@ -192,13 +192,13 @@ def _read_output(
     if ours:
         with suppress(DamagedError):
             ledger = ledger_of(layout)
-            if ledger is not None:  # a run has looked which texts have a vector already
+            if ledger:  # a run has looked which texts have a vector already
                 work = ledger.plan
         done = committed_chunks(layout, work)
         if read(layout, check_file=False).manifest:
             done = bytearray(b"\1") * work.count
         facts = read_facts(layout)
-        if facts is not None:
+        if facts:
             dimension = facts.dimension
     return {
         "rows": table.rows,
@@ -225,10 +225,9 @@ def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict
         return {**dict.fromkeys(names, 0), "bins": []}
     median, p95, longest = np.quantile(lengths, (0.5, 0.95, 1), method="higher").tolist()
     highs = [8 << step for step in range(max(1, (longest - 1).bit_length() - 2))]
-    lows = [0, *(high + 1 for high in highs[:-1])]
-    counts = np.histogram(lengths, [*lows, highs[-1] + 1])[0].tolist()
-    beyond = np.maximum(lengths.astype(np.int64) - (max_length or longest), 0)
-    total = int(lengths.sum(dtype=np.int64))
+    lows = [0, *(high + 1 for high in highs)]
+    counts = np.histogram(lengths, lows)[0].tolist()
+    beyond = np.maximum(lengths - (max_length or longest), 0)
     return {
         "count": len(lengths),
         "median": median,
@@ -236,10 +235,10 @@ def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict
         "longest": longest,
         "bins": [
             {"low": low, "high": high, "count": n}
-            for low, high, n in zip(lows, highs, counts, strict=True)
+            for low, high, n in zip(lows, highs, counts, strict=False)
         ],
         "truncated": int(np.count_nonzero(beyond)),
-        "lost_share": int(beyond.sum()) / total if total else 0.0,
+        "lost_share": float(beyond.sum() / max(1, lengths.sum())),
     }
 
 

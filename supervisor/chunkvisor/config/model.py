@@ -313,7 +313,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
-        if self.is_plugin and self.pooling is not None:
+        if self.is_plugin and self.pooling:
             raise ValueError(
                 "pooling is for a model of sentence-transformers; a plug-in encoder pools alone"
             )
@@ -463,7 +463,7 @@ class OutputConfig(Section):
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
-        given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
+        given = [name for name in ("column", "template", "sql") if getattr(self, name)]
         if not given and all(
             re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in self.source
         ):
@@ -517,7 +517,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible_combinations(self) -> Self:
-        if self.model.expect is not None and self.engine.kind is EngineKind.RAY:
+        if self.model.expect and self.engine.kind is EngineKind.RAY:
             raise ValueError(
                 "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, "
                 "and check it by "
