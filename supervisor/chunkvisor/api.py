@@ -340,8 +340,10 @@ def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
 
 def _dimension(config: Config) -> int:
     """Return the dimension that the model's folder names, or 0; no worker is started."""
-    whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
-    return min(whole or 0, config.effective_encode(OUTPUT).truncate_dim or whole or 0)
+    if not config.model.is_folder:
+        return 0
+    whole = read_model_folder(Path(config.model.name)).dimension or 0
+    return min(whole, config.effective_encode(OUTPUT).truncate_dim or whole)
 
 
 class _Listener(Observer):

@@ -128,17 +128,20 @@ def encode(
     # Only what was given: the config knows the defaults, and says what is wrong.
     given = {name: value for name, value in options.items() if value is not None}
     text = {name: given[name] for name in ("column", "template", "sql") if name in given}
-    values: dict[str, Any] = {
-        **in_sections({**given, "name": given["model"]}),
-        "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
-        "device": given["device"].split(",") if "," in given["device"] else given["device"],
-        "outputs": {onefile.OUTPUT: {"source": source, **text}},
-    }
     out = out.absolute()
     keep = given["keep"]
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
+    values: dict[str, Any] = {
+        **in_sections({**given, "name": given["model"]}),
+        "workdir": str(place),
+        "chunk": {"keep": keep},
+        "device": given["device"].split(",") if "," in given["device"] else given["device"],
+        "outputs": {onefile.OUTPUT: {"source": source, **text}},
+    }
+    if "chunk_size" in given:
+        values["chunk"]["size"] = given["chunk_size"]
     with _view_of_run(given["quiet"], given["log_format"]) as observer:
-        loaded = onefile.config_of_call(values, place, overrides, keep=keep)
+        loaded = onefile.config_of_call(values, overrides)
         request = Request(
             loaded,
             from_scratch=given["from_scratch"],

@@ -41,16 +41,10 @@ OUTPUT = "embeddings"
 _MADE_FROM = "made_from"
 
 
-def config_of_call(
-    values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool
-) -> LoadedConfig:
-    """Return the config of a call in the current folder; `keep`: chunk files stay.
-
-    Raises Halt (78).
-    """
+def config_of_call(values: Mapping[str, Any], overrides: tuple[str, ...]) -> LoadedConfig:
+    """Return the config of a call in the current folder. Raises Halt (78)."""
     folder = Path.cwd()
-    chunk = values["chunk"] | ({"keep": True} if keep else {})
-    config = from_values({**values, "workdir": str(workdir), "chunk": chunk}, folder, overrides)
+    config = from_values(values, folder, overrides)
     output = config.outputs[OUTPUT]
     for key in (*FORM_KEYS, "where"):
         if getattr(output, key) != type(output).model_fields[key].default:

@@ -62,7 +62,7 @@ def tune(
         total = sum(table.distinct for table in tables)
 
         def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
-            chosen = [f"{key} {value}" for key, value in settings.items() if value is not None]
+            chosen = [f"{key} {value}" for key, value in settings.items() if value]
             say(f"trying {', '.join(chosen)}")
             return _measure(loaded, source.spec(config.model), settings, texts, Path(scratch))
 
