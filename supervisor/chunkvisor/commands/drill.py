@@ -105,11 +105,11 @@ class _Runs:
         for override in (*self._loaded.overrides, *overrides):
             command += ["--set", override]
         log = self._folder / f"{workdir}.log"
-        struck_log = self.output(workdir).attempt(STRUCK, 1).log
 
         def interrupt_once_struck() -> None:
             # Not before: a worker that lives without its parent must not hang the next run.
-            if kill and "strikes here" in read_tail(struck_log):
+            struck = self.output(workdir).attempt(STRUCK, 1)  # in the folder that the run has made
+            if kill and "strikes here" in read_tail(struck.log):
                 raise InterruptedError
 
         code = 0
