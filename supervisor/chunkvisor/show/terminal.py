@@ -163,7 +163,9 @@ def watch_view(workdir: Path) -> None:
                 live.update(now, news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
-                if not print_lines(f"{human_moment(time.time())} {now.line}"):  # `status --watch | head`
+                if not print_lines(
+                    f"{human_moment(time.time())} {now.line}"
+                ):  # `status --watch | head`
                     return
             news = [] if run.alive else news
     finally:
