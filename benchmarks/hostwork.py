@@ -47,11 +47,11 @@ def ours(texts: list[str], model: Path, tokens: int) -> dict[str, float]:
         progress = BeatWriter(AttemptFiles(Path(folder)).beat)
         batches = 0
 
-        def begun(_: Any) -> None:
+        def on_batch(_: Any) -> None:
             nonlocal batches
             batches += 1
 
-        progress.begun = begun
+        progress.on_batch = on_batch
         encoder = SentenceTransformerEncoder(
             ModelSpec("m", str(model), dtype="float16"), EncodeSpec(), "cuda"
         )

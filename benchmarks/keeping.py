@@ -38,16 +38,16 @@ class AtTheEnd:
         self._path, self._count = path, count
         self._vectors: Vectors | None = None
 
-    def begin(self, _indices: Indices) -> None:
+    def begin_batch(self, _indices: Indices) -> None:
         """Nothing."""
 
-    def add(self, indices: Indices, block: Vectors) -> None:
+    def write_block(self, indices: Indices, block: Vectors) -> None:
         """Keep it."""
         if self._vectors is None:
             self._vectors = np.zeros((self._count, block.shape[1]), dtype=np.float32)
         self._vectors[indices] = block
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Write all."""
         assert self._vectors is not None
         np.save(self._path, self._vectors)
@@ -109,7 +109,7 @@ def _file(
     if kind == "at the end":
         return AtTheEnd(folder / "all.npy", count)
     file = VectorFile(AttemptFiles(folder), count, (), encoder.facts)
-    for call in ("begin", "add", "finish"):
+    for call in ("begin_batch", "write_block", "complete"):
         setattr(file, call, _timed(getattr(file, call), spent))
     return file
 
@@ -129,10 +129,10 @@ def _encode(
     encoder: SentenceTransformerEncoder, file: "VectorFile | AtTheEnd", progress: BeatWriter
 ) -> float:
     began_s = time.process_time()
-    progress.begun = file.begin
+    progress.on_batch = file.begin_batch
     for indices, block in encoder.encode(LIMITS, progress):
-        file.add(indices, block)
-    file.finish()
+        file.write_block(indices, block)
+    file.complete()
     return time.process_time() - began_s
 
 

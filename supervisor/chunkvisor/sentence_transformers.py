@@ -22,7 +22,7 @@ import xxhash
 from sentence_transformers.sentence_transformer.modules import Router
 
 from chunkvisor.api import StrPath, encode
-from chunkvisor_worker.model import Heard, use_tokenizers_of_files
+from chunkvisor_worker.model import LoadLog, use_tokenizers_of_files
 
 _logger = logging.getLogger("chunkvisor")
 # Arguments of the constructor that say what the model is.
@@ -99,7 +99,7 @@ class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]
         loading.pop("dtype", None)  # that of the weights is handed on
         loading.pop("torch_dtype", None)
         kwargs |= {"model_kwargs": loading} if loading else {}
-        use_tokenizers_of_files(self, folder, kwargs, Heard())
+        use_tokenizers_of_files(self, folder, kwargs, LoadLog())
         try:
             kwargs = json.loads(json.dumps(kwargs))
         except TypeError as error:

@@ -18,7 +18,7 @@ class Encoder(good.Encoder):
     def encode(self, texts, batch_size):
         number = int(texts[0].split()[-1])
         (self._notes / f"computing{number}").touch()
-        finish, after = VectorFile.finish, self._notes / f"computing{number + len(texts)}"
+        finish, after = VectorFile.complete, self._notes / f"computing{number + len(texts)}"
 
         def when_the_next_computes(vectors):
             deadline_s = time.monotonic() + DEADLINE_S
@@ -26,7 +26,7 @@ class Encoder(good.Encoder):
                 time.sleep(0.01)
             return finish(vectors)
 
-        VectorFile.finish = when_the_next_computes  # type: ignore[method-assign]  # to hold up this process alone
+        VectorFile.complete = when_the_next_computes  # type: ignore[method-assign]  # to hold up this process alone
         return super().encode(texts, batch_size)
 
 

@@ -150,7 +150,7 @@ AttentionInterface.register("end_to_end", attend)
 Transformer._can_flatten_inputs = can_flatten
 model = ModelSpec("m", sys.argv[1], kwargs={"attn_implementation": "end_to_end"})
 progress = BeatWriter(Path(sys.argv[2]))
-progress.begun = lambda indices: None
+progress.on_batch = lambda indices: None
 encoder = SentenceTransformerEncoder(model, EncodeSpec(), "cuda")
 encoder.load(progress)
 encoder.tokenize([" ".join(["word1"] * count) for count in (1, 5, 2, 3)], progress)

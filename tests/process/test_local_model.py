@@ -68,15 +68,15 @@ def switch(folder: Path) -> None:
 def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None:
     """A file that is replaced, added, removed or switched is named, with exit code 78."""
     model = read(folder)
-    model.check()
+    model.check_unchanged()
     change(folder)
     with pytest.raises(Halt, match="changed during the run") as halt:
-        model.check()
+        model.check_unchanged()
     assert halt.value.code is ExitCode.CONFIG
     assert POOLING in halt.value.why
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(Halt, match="changed during the run"):
-        model.check()
+        model.check_unchanged()
 
 
 def test_what_changes_nothing(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_changes_nothing(folder: Path) -> None:
     (folder / "__pycache__" / "code.pyc").touch()
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").write_bytes(b"weights")
-    model.check()
+    model.check_unchanged()
 
 
 TEXTS = [f"Commit number {number}" for number in range(20)]

@@ -27,7 +27,7 @@ from chunkvisor_worker.contract.messages import Limits, Loaded, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.lengths import Counter
-from chunkvisor_worker.model import Heard, load_model
+from chunkvisor_worker.model import LoadLog, load_model
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.tokenizer import WrongModelError
 from harness import ROOT, Workplace
@@ -317,15 +317,15 @@ def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
     for sentence-transformers' own, with a note if the library drops it.
     """
     build, tokens, changed = TOKENIZERS[kind]
-    path, heard = build(tmp_path), Heard()
+    path, load_log = build(tmp_path), LoadLog()
     spec = ModelSpec(str(path), path=str(path))
 
-    model = load_model(spec, "cpu", heard)
+    model = load_model(spec, "cpu", load_log)
 
     ours = SentenceTransformer(str(path), device="cpu")
     for each in (model.tokenizer, Counter(spec, path).tokenizer, ours.tokenizer):
         assert " ".join(each.convert_ids_to_tokens(each(SAID)["input_ids"])) == tokens
-    assert ["which is used" in note for note in heard.notes] == [True] * changed, heard.notes
+    assert ["which is used" in note for note in load_log.notes] == [True] * changed, load_log.notes
 
 
 def test_the_other_end_is_kept(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_other_end_is_kept(tmp_path: Path) -> None:
     """
     path = LLAMA()(tmp_path)
     kwargs = {"processor_kwargs": {"add_eos_token": True}}
-    model = load_model(ModelSpec(str(path), path=str(path), kwargs=kwargs), "cpu", Heard())
+    model = load_model(ModelSpec(str(path), path=str(path), kwargs=kwargs), "cpu", LoadLog())
     assert model.tokenizer.convert_ids_to_tokens(model.tokenizer("fox")["input_ids"]) == [
         *("<s>", "▁", "fox", "</s>")
     ]
@@ -591,12 +591,14 @@ def test_what_transformers_4_says_of_weights() -> None:
     """The names of weights are understood from the messages of the versions that the mission's
     model may need.
     """
-    heard, some = Heard(), "Some weights of"
-    heard.hear(
+    load_log, some = LoadLog(), "Some weights of"
+    load_log.add_message(
         f"{some} the model checkpoint at m were not used when initializing B: ['cls.a']\n- ..."
     )
-    heard.hear(f"{some} B were not initialized from m and are newly initialized: ['b.c', 'd']\nYou")
-    assert (heard.left_over, heard.made_up, heard.notes) == (["cls.a"], ["b.c", "d"], [])
+    load_log.add_message(
+        f"{some} B were not initialized from m and are newly initialized: ['b.c', 'd']\nYou"
+    )
+    assert (load_log.left_over, load_log.made_up, load_log.notes) == (["cls.a"], ["b.c", "d"], [])
 
 
 def test_pooling_of_a_model_without_modules(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class _Table:
 class _Model:
     """In the place of the model's source: it never changes."""
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         pass
 
 

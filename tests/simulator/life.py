@@ -83,11 +83,11 @@ class Process(Worker):
         seq = 100 * (self.phase is Phase.READY) + 200 * self.gone + done + 10_000 * self.freed
         return Beat(seq, self.number, self.phase, freed=self.freed)
 
-    def go(self, limits: Limits) -> None:
+    def open_gate(self, limits: Limits) -> None:
         self.gone, self.limits = True, limits
         self.run.goes(self)
 
-    def leave(self) -> None:
+    def ask_to_stop(self) -> None:
         self.run.leaves(self)
 
     def signal(self, number: signal.Signals) -> None:
@@ -498,7 +498,7 @@ class _Run:
                 device.left = True
                 for process in device.processes:
                     self._leave(process, evidence(Failure.NODE))
-        self.engine.handles.lose(out.node, "it is gone")
+        self.engine.handles.drop_node(out.node, "it is gone")
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
 

@@ -111,17 +111,17 @@ class Worker:
     def pid(self) -> int:
         return self.number
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         return []
 
     def has_called(self) -> bool:
         called, self.called = self.called, False
         return called
 
-    def go(self, limits: Limits) -> None:
+    def open_gate(self, limits: Limits) -> None:
         self.gone, self.limits = True, limits
 
-    def leave(self) -> None:
+    def ask_to_stop(self) -> None:
         pass
 
     def poll(self) -> int | None:
@@ -220,10 +220,10 @@ class Engine:
     def poll(self) -> None:
         self._poll()
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         return []
 
-    def holding(self, _station: DeviceHandle) -> bool:
+    def is_preparing(self, _station: DeviceHandle) -> bool:
         return False
 
     def start(
@@ -251,7 +251,7 @@ class Engine:
         return self.handles.alive[-1]
 
     def look(self, uuid: str) -> Future[Reading]:
-        """In the place of `look_in_thread`."""
+        """In the place of `read_in_thread`."""
         look = Future[Reading]()
         if self._first is not None:
             look.set_result(self._first)

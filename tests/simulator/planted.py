@@ -167,7 +167,7 @@ BUGS_FOR_LIVES = {
     "a run never gets used to neighbors": Bug(
         Loop,
         "_attempt_failed",
-        "attempt.handle.get_used_to(verdict.figures.others_bytes)",
+        "attempt.handle.accept_others(verdict.figures.others_bytes)",
         "pass",
         seed=311,
     ),

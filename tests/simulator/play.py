@@ -184,7 +184,7 @@ class Play:
                 ]
                 self.engine.looked(f"GPU-{device}", reading(Health(health), ours))
             case "leaves", [node]:
-                self.engine.handles.lose(node, "it is gone")
+                self.engine.handles.drop_node(node, "it is gone")
             case "damaged", [_, chunk]:
                 future = self._joins.pop()
                 future.set_exception(ChunkDamagedError(int(chunk), "damaged"))

@@ -284,9 +284,9 @@ def station_after(
     )
     made.add([B])
     for _ in readings[1:]:
-        made[0].ask()
-        assert made[0].asked is not None
-        made[0].asked.result()
+        made[0].start_reading()
+        assert made[0].pending is not None
+        made[0].pending.result()
         made.poll(lambda: {0: pids})
     return made[0], found
 
@@ -309,7 +309,7 @@ def test_our_own_worker(
     there.
     """
     handle, found = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
-    assert (found, handle.alone) == ([GOOD, health], alone)
+    assert (found, handle.only_ours) == ([GOOD, health], alone)
 
 
 def figures(
@@ -366,9 +366,9 @@ def test_whose_memory_it_was(
 ) -> None:
     """Torch's figures show it, else the last look; who was there before the run is part of the GPU."""
     handle, _ = station_after(monkeypatch, *readings)
-    assert handle.company(read_oom(words), frozenset(siblings)) is company
-    handle.get_used_to(7 * GIB)
-    assert handle.company(read_oom(words), frozenset(siblings)) is not OtherProcesses.NEW
+    assert handle.other_processes(read_oom(words), frozenset(siblings)) is company
+    handle.accept_others(7 * GIB)
+    assert handle.other_processes(read_oom(words), frozenset(siblings)) is not OtherProcesses.NEW
 
 
 # --- dtypes

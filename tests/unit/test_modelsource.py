@@ -16,10 +16,10 @@ from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelfolder import Repository
 from chunkvisor.engine.modelsource import (
     ModelSource,
+    known_source,
     resolve_hub,
     resolve_local,
-    source_at_hand,
-    take_outside,
+    resolve_outside,
 )
 from chunkvisor.engine.ray.agent import find_model
 from chunkvisor.errors import Halt
@@ -55,12 +55,12 @@ def test_the_current_folder_makes_no_difference(
     """
     monkeypatch.chdir(models)
     cache = models / "cache.json"
-    found = source_at_hand(named("own/model", models), cache)
+    found = known_source(named("own/model", models), cache)
     assert found is not None
     assert found.path == str(models / "own" / "model")
-    assert source_at_hand(named("own/model", models / "elsewhere"), cache) is None
+    assert known_source(named("own/model", models / "elsewhere"), cache) is None
     with pytest.raises(Halt, match="there is no model folder a/b/model"):
-        source_at_hand(named("a/b/model", models / "elsewhere"), cache)
+        known_source(named("a/b/model", models / "elsewhere"), cache)
 
 
 def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_names_that_no_hub_can_have(name: str, tmp_path: Path) -> None:
         if name in IMPOSSIBLE
         else contextlib.nullcontext()
     ):
-        assert source_at_hand(ModelConfig(name=name), tmp_path / "cache.json") is None
+        assert known_source(ModelConfig(name=name), tmp_path / "cache.json") is None
     with pytest.raises(HFValidationError) if name in IMPOSSIBLE else contextlib.nullcontext():
         validate_repo_id(name)
 
@@ -195,7 +195,7 @@ def test_what_a_models_files_name_outside_it(trusted: bool | None, tmp_path: Pat
     model = ModelConfig(name=str(source.path), trust_remote_code=trusted)
     undecided = pytest.raises(Halt, match=r"modeling\.py of own/of_base")
     with undecided if trusted is None else contextlib.nullcontext():
-        take_outside(source, model, fetch, tmp_path / "hub")
+        resolve_outside(source, model, fetch, tmp_path / "hub")
     if trusted is None:
         return
 
@@ -217,8 +217,8 @@ def test_a_model_that_names_itself(tmp_path: Path) -> None:
         ModelConfig(name="own/code", trust_remote_code=True),
     )
 
-    take_outside(source, model, Mock(side_effect=AssertionError), tmp_path / "hub")
+    resolve_outside(source, model, Mock(side_effect=AssertionError), tmp_path / "hub")
 
-    source.check()
+    source.check_unchanged()
     assert source.revisions == {"own/code": "abc"}
     assert (tmp_path / "hub" / "models--own--code" / "refs" / "main").read_text() == "abc"

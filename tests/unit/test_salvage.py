@@ -49,8 +49,8 @@ def opened() -> Iterator[Callable[..., VectorFile]]:
 def write(file: VectorFile, *batches: list[int], vectors: np.ndarray = VECTORS) -> None:
     """Batches of these positions, from begin to end."""
     for batch in batches:
-        file.begin(np.array(batch))
-        file.add(np.array(batch), vectors[batch])
+        file.begin_batch(np.array(batch))
+        file.write_block(np.array(batch), vectors[batch])
 
 
 def never_blank(_index: int) -> bool:
@@ -64,7 +64,7 @@ def test_a_finished_file_is_what_numpy_reads(tmp_path: Path, opened: Opened) -> 
     file = opened(files)
     write(file, [9, 0, 3], [1, 2, 4, 5], [8, 7, 6])
 
-    digest, size_bytes = file.finish()
+    digest, size_bytes = file.complete()
 
     np.testing.assert_array_equal(np.load(files.vectors), VECTORS)
     assert digest == inspect(files.vectors).digest
@@ -86,7 +86,7 @@ def test_what_is_no_vector_a_text_is_refused(
     file = opened(AttemptFiles(tmp_path))
     write(file, *batches)
     with pytest.raises(BadOutputError, match=match):
-        file.add(np.array([2, 3]), block) if "follow" in match else file.finish()
+        file.write_block(np.array([2, 3]), block) if "follow" in match else file.complete()
 
 
 def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened) -> None:
@@ -95,7 +95,7 @@ def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened)
     file = opened(files)
     write(file, [9, 0], [3, 4])
     for batch in ([1, 2], [5]):
-        file.begin(np.array(batch))
+        file.begin_batch(np.array(batch))
 
     assert AttemptFolder(files, spec(), lambda: None, never_blank).salvage() == Salvage(
         (0, 3, 4, 9), (1, 2, 5)
@@ -166,8 +166,8 @@ def test_the_longest_log_is_read(tmp_path: Path) -> None:
     file = VectorFile(files, texts, (), lambda: FACTS)
     sizes = [0]
     for row in (texts - 2, texts - 1):
-        file.begin(np.array([row]))
-        file.add(np.array([row]), VECTORS[:1])
+        file.begin_batch(np.array([row]))
+        file.write_block(np.array([row]), VECTORS[:1])
         sizes.append(files.batches.stat().st_size)
     file.close()
     assert sizes[1] + (sizes[2] - sizes[1]) * texts < READ_LIMIT_BYTES

@@ -34,7 +34,7 @@ _MULTIPLICATIONS = 1 << 28  # in one timed product: some 5 ms of one core
 _TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of the packed weights
 
 
-def choose(model: Any, forward: Callable[[], Any]) -> str:
+def choose_kernel(model: Any, forward: Callable[[], Any]) -> str:
     """Pack the weights of the model's linear layers if that is faster; return the kernel's name.
 
     `forward` computes some vectors with the model: those with packed weights have to be the same,

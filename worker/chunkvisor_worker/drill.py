@@ -185,7 +185,7 @@ class Tripwire(BeatWriter):
         return False
 
 
-def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
+def tripwire_for(files: AttemptFiles, spec: Spec) -> Tripwire | None:
     """Return the beat of an attempt with a fault to provoke, the first of several; else None."""
     for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
         fault = read_message(ProvokedFault, AttemptFiles(folder).fault)

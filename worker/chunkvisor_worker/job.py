@@ -47,7 +47,7 @@ from chunkvisor_worker.contract.messages import (
 )
 from chunkvisor_worker.contract.wire import read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of, log_traceback, write_fault
-from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, leave
+from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, exit_now
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 
 if TYPE_CHECKING:  # a worker of a plug-in imports no more than that needs
@@ -99,11 +99,13 @@ class VectorFile:
             with _create(self._files.cut, os.O_APPEND) as file:
                 file.write(np.ascontiguousarray(pairs, dtype="<i4").tobytes())
 
-    def begin(self, indices: Indices | None) -> None:
+    def begin_batch(self, indices: Indices | None) -> None:
         """Begin a batch of the texts at these positions; None = a canary of another chunk."""
-        self._say(BatchLine(rows=() if indices is None else tuple(self._places[indices].tolist())))
+        self._log_line(
+            BatchLine(rows=() if indices is None else tuple(self._places[indices].tolist()))
+        )
 
-    def add(self, indices: Indices, block: Vectors) -> None:
+    def write_block(self, indices: Indices, block: Vectors) -> None:
         """Write the vectors of the oldest batch under way, float32 of shape (n, dimension).
 
         Raises BadOutputError for another dimension than before.
@@ -117,14 +119,14 @@ class VectorFile:
         rows = self._places[indices]
         first = 0
         for stop in [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]:
-            _write(
+            _write_at(
                 file,
                 self._offset + int(rows[first]) * 4 * self._dimension,
                 block[first:stop].data.cast("B"),
             )
             first = stop
         self._filled[indices] = True
-        self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
+        self._log_line(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
 
     def pass_canary(self, block: Vectors) -> None:
         """End the batch of a canary of another chunk.
@@ -136,15 +138,15 @@ class VectorFile:
                 "a text that had a good vector before has none now: NaN, infinity or zero "
                 "throughout"
             )
-        self._say(BatchLine(facts=self._facts()))
-        self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data)))
+        self._log_line(BatchLine(facts=self._facts()))
+        self._log_line(BatchLine(digest=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data)))
 
     @property
     def left(self) -> int:
         """Count the texts that have no vector yet."""
         return len(self._filled) - int(self._filled.sum())
 
-    def finish(self) -> tuple[str, int]:
+    def complete(self) -> tuple[str, int]:
         """Give the file its name, and return (xxh3-128, size in bytes).
 
         Raises BadOutputError if a text has no vector.
@@ -168,7 +170,7 @@ class VectorFile:
         if self._file is not None:
             self._file.close()
 
-    def _say(self, line: BatchLine) -> None:
+    def _log_line(self, line: BatchLine) -> None:
         self._log.write(to_json(line))
 
     def _open(self, dimension: int) -> FileIO:
@@ -186,8 +188,8 @@ class VectorFile:
                 # else ext4 keeps what it could reserve, and the disk stays full
                 file.truncate(0)
             raise
-        _write(file, 0, header.getbuffer())
-        self._say(BatchLine(facts=self._facts()))
+        _write_at(file, 0, header.getbuffer())
+        self._log_line(BatchLine(facts=self._facts()))
         return file
 
 
@@ -214,7 +216,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        leave(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
+        exit_now(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
     if spec.threads:
         # For a worker run by hand: a supervised one has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -226,17 +228,17 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
         gate = Gate()
     progress = BeatWriter(files.beat)
     if TESTING_FAULTS in os.environ:
-        from chunkvisor_worker.drill import provoked
+        from chunkvisor_worker.drill import tripwire_for
 
-        progress = provoked(files, spec) or progress
+        progress = tripwire_for(files, spec) or progress
     try:
         _work(encoder, spec, files, progress, gate)
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         gc.disable()  # a cycle, too, can hold pinned memory
         log_traceback()
-        leave(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
+        exit_now(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
     progress.ended()
-    leave(WorkerExit.DONE)
+    exit_now(WorkerExit.DONE)
 
 
 def _begin_anew(threads: int) -> None:
@@ -263,7 +265,7 @@ def _work(
     progress: BeatWriter,
     gate: Gate | None,
 ) -> None:
-    progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
+    progress.update(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
     encoder = encoder or make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
     encoder.wanted = spec.encode
@@ -294,24 +296,24 @@ def _work(
     vectors.note_cut(rest, encoder.texts_cut())
     progress.positions = rest
     progress.phase(Phase.FORWARD)
-    progress.begun = lambda indices: vectors.begin(rest[indices])
+    progress.on_batch = lambda indices: vectors.begin_batch(rest[indices])
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
-        vectors.add(rest[indices], block)
+        vectors.write_block(rest[indices], block)
     if progress.leaving and vectors.left:
-        leave(
+        exit_now(
             WorkerExit.ORPHANED,
             "stopping after the current batch; finished vectors are kept in this folder",
         )
     facts = encoder.facts()
     try:
-        progress.know(freed=encoder.release())
+        progress.update(freed=encoder.release())
     except Exception as error:  # noqa: BLE001 - the end of this process frees the device as well
         log_traceback()
         _held.append(error)
     progress.phase(Phase.WRITE)
     if gate and progress.beat.freed:
         gate.call()
-    digest, size_bytes = vectors.finish()
+    digest, size_bytes = vectors.complete()
     progress.phase(Phase.DONE)
     result = Result(
         fingerprint=spec.fingerprint,
@@ -340,17 +342,17 @@ def _encode_canary(
         vectors.note_cut(own, encoder.texts_cut())
         progress.positions = own
     progress.phase(Phase.FORWARD)
-    progress.begun = lambda _: vectors.begin(own)
+    progress.on_batch = lambda _: vectors.begin_batch(own)
     for _, block in encoder.encode(replace(limits, rows=1), progress):
         if own is None:
             vectors.pass_canary(block)
         else:
-            vectors.add(own, block)
+            vectors.write_block(own, block)
     if own is None:
-        progress.know(rows_done=0, tokens_done=0, padded_tokens=0)
+        progress.update(rows_done=0, tokens_done=0, padded_tokens=0)
 
 
-def _write(file: FileIO, offset: int, data: memoryview) -> None:
+def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
     while data.nbytes:
         written = os.pwrite(file.fileno(), data, offset)
         offset += written

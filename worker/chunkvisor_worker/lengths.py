@@ -24,7 +24,7 @@ from chunkvisor_worker.contract.messages import (
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
-from chunkvisor_worker.liveness import die_with_parent, leave
+from chunkvisor_worker.liveness import die_with_parent, exit_now
 from chunkvisor_worker.model import (
     NO_LIMIT,
     chosen_prompt,
@@ -112,7 +112,7 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         stop = min(task.count, start + task.chunk_size)
         counts: list[int] = []
         for first in range(start, stop, BLOCK_TEXTS):
-            texts = _texts(task, first, min(stop, first + BLOCK_TEXTS))
+            texts = _read_texts(task, first, min(stop, first + BLOCK_TEXTS))
             counts += counter.count([prompt + text for text in texts])
             blank_ends += sum(text[-1:].isspace() for text in texts)
         lengths = np.array(counts, dtype=np.int64)
@@ -134,7 +134,7 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     )
 
 
-def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:
+def _read_texts(task: LengthsTask, first: int, stop: int) -> list[str]:
     count = stop - first + 1
     bounds = np.fromfile(task.offsets, dtype="<u8", count=count, offset=8 * first).tolist()
     with open(task.texts, "rb") as file:
@@ -149,7 +149,7 @@ def main() -> None:
     die_with_parent()
     request = read_message(LengthsRequest, files.spec)
     if request is None:
-        leave(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
+        exit_now(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
         model = request.model
         path = model.path

@@ -36,7 +36,7 @@ class Gate:
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[Limits] = queue.SimpleQueue()
         self.leaving = False  # whether no further batch is to begin
-        threading.Thread(target=self._read, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._read_lines, name="lifeline", daemon=True).start()
 
     def wait_for_go(self) -> Limits:
         """Say that this worker is ready, and block until the parent lets it use the device."""
@@ -49,7 +49,7 @@ class Gate:
         with contextlib.suppress(OSError, ValueError):
             os.write(sys.stdin.fileno(), CALL)
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         # ECONNRESET if the other end closed before it read our byte: the end as well.
         with contextlib.suppress(OSError):
             for line in sys.stdin.buffer:
@@ -63,7 +63,7 @@ class Gate:
         os._exit(WorkerExit.ORPHANED)
 
 
-def leave(code: WorkerExit, why: str = "") -> NoReturn:
+def exit_now(code: WorkerExit, why: str = "") -> NoReturn:
     """End the process at once, without exit handlers, which are other people's code."""
     for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
         # A closed or full log must not change the exit code.
@@ -98,7 +98,7 @@ class BeatWriter:
         self._path = path
         self._fd = -1
         # called with the texts of each batch that begins
-        self.begun: Callable[[Indices], None] | None = None
+        self.on_batch: Callable[[Indices], None] | None = None
         self.gate: Gate | None = None
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
@@ -113,7 +113,7 @@ class BeatWriter:
         """Say whether no further batch is to begin; those under way are finished."""
         return self.gate is not None and self.gate.leaving
 
-    def know(self, **news: Any) -> None:
+    def update(self, **news: Any) -> None:
         """Set fields of the next beat."""
         self.beat = replace(self.beat, **news)
 
@@ -131,33 +131,33 @@ class BeatWriter:
         if before is Phase.READY:
             self._go_s = now
         if phase is Phase.FORWARD and self._go_s is not None:
-            self.know(opening_s=round(now - self._go_s, 4))
-        self.know(phase=phase)
-        self._write(now)
+            self.update(opening_s=round(now - self._go_s, 4))
+        self.update(phase=phase)
+        self._write_beat(now)
 
     def tick(self) -> None:
         """Give a sign of life within the phase."""
         now = time.monotonic()
         if now - self._written_s >= _INTERVAL_S:
-            self._write(now)
+            self._write_beat(now)
 
     def batch(self, indices: "Indices", tokens: int, rows: int = 0) -> None:
         """Begin to encode the encoder's texts at `indices`, at most `rows` (0 = all) at once.
 
         `tokens` includes padding; 0 = unknown.
         """
-        if self.begun is not None:
-            self.begun(indices)
+        if self.on_batch is not None:
+            self.on_batch(indices)
         if self.beat.batch_rows == 0:
             # Written at once: the largest batch comes first, and the kernel may kill over it.
             self._written_s = 0.0
-        self.know(batch_rows=rows or len(indices), batch_tokens=tokens)
+        self.update(batch_rows=rows or len(indices), batch_tokens=tokens)
         self.tick()
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """End a batch: rows, tokens without padding, tokens with padding."""
         before = self.beat
-        self.know(
+        self.update(
             rows_done=before.rows_done + rows,
             tokens_done=before.tokens_done + tokens,
             padded_tokens=before.padded_tokens + padded_tokens,
@@ -167,9 +167,9 @@ class BeatWriter:
     def ended(self) -> None:
         """End the attempt, whose result is written; for a drill to override."""
 
-    def _write(self, now: float) -> None:
+    def _write_beat(self, now: float) -> None:
         self._written_s = now
-        self.know(seq=self.beat.seq + 1, end=self.beat.seq + 1)
+        self.update(seq=self.beat.seq + 1, end=self.beat.seq + 1)
         if self._fd < 0:
             self._path.unlink(missing_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

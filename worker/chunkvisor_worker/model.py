@@ -59,7 +59,7 @@ _AUTO_CONFIG = frozenset(
 )
 
 
-class Heard(logging.Handler):
+class LoadLog(logging.Handler):
     """Takes in what the libraries warn of while a model is loaded."""
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in a log record."""
-        self.hear(record.getMessage())
+        self.add_message(record.getMessage())
         if not record.name.startswith("transformers"):  # it prints its own
             sys.stderr.write(f"{record.getMessage()}\n")
 
-    def hear(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         """Take in one message: the names of weights in it, or else the whole as a note, once."""
         rows = _REPORTED.findall(text)
         for state, names in _LISTED.findall(text):
@@ -88,7 +88,7 @@ class Heard(logging.Handler):
             self.notes.append(line)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def collecting(self) -> Iterator[None]:
         """Take in Python's warnings and all libraries' log records; they still reach the log."""
         from transformers.utils import logging as transformers_logging
 
@@ -97,7 +97,7 @@ class Heard(logging.Handler):
         loggers = [logging.getLogger(), logging.getLogger("transformers")]
 
         def shown(message: Any, category: Any, *others: Any, **named: Any) -> None:
-            self.hear(str(message))
+            self.add_message(str(message))
             show(message, category, *others, **named)
 
         transformers_logging.set_verbosity(min(verbosity, logging.WARNING))
@@ -120,7 +120,7 @@ def use_hub(spec: ModelSpec) -> None:
         os.environ |= places | {"HF_HUB_OFFLINE": "1"}
 
 
-def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
+def load_model(spec: ModelSpec, device: str, load_log: LoadLog) -> Any:
     """Return the checked SentenceTransformer in eval mode on `device`.
 
     Raises WrongModelError, ValueError for a setting that the model cannot have, and whatever the
@@ -132,7 +132,7 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
         name = "torch_dtype" if library() < "transformers 4.56" else "dtype"
         model_kwargs.setdefault(name, spec.dtype)
-    with heard.listening():
+    with load_log.collecting():
         with _code_of(spec):
             model: Any = SentenceTransformer(
                 spec.path or spec.name,
@@ -160,7 +160,7 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         if type(module).__name__ == "Transformer"
         and hasattr(getattr(module, "model", None), "config")
     ]
-    _check_weights(heard, [module.model for module in backbones], spec)
+    _check_weights(load_log, [module.model for module in backbones], spec)
     for module in backbones:
         _check_buffers(module.model, spec)
         asked = spec.kwargs.get("config_kwargs") or {}
@@ -168,11 +168,13 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             # Loading sets it for some classes only, but all of them read it at each pass.
             module.model.config.is_causal = asked["is_causal"]
         _check_config_kwargs(module.model.config, asked)
-    use_tokenizers_of_files(model, Path(spec.path or spec.name), spec.kwargs, heard)
+    use_tokenizers_of_files(model, Path(spec.path or spec.name), spec.kwargs, load_log)
     return model
 
 
-def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], heard: Heard) -> None:
+def use_tokenizers_of_files(
+    model: Any, folder: Path, kwargs: dict[str, Any], load_log: LoadLog
+) -> None:
     """Give each module of the model in `folder` the tokenizer that its tokenizer.json describes.
 
     Raises WrongModelError for a tokenizer that is not the model's.
@@ -187,7 +189,7 @@ def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], he
         own = own_tokenizer(tokenizer, own_folder, kwargs)
         if own is not tokenizer:
             made = f"the tokenizer that {library()} makes of the model's folder"
-            heard.hear(
+            load_log.add_message(
                 f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is "
                 "used"
             )
@@ -199,7 +201,7 @@ def use_tokenizers_of_files(model: Any, folder: Path, kwargs: dict[str, Any], he
                 holder.tokenizer = own
         rows = table_rows(getattr(module, "model", None))
         for note in check_tokenizer(own, own_folder, kwargs, rows):
-            heard.hear(note)
+            load_log.add_message(note)
 
 
 def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
@@ -341,12 +343,12 @@ def _lines_without_code(spec: ModelSpec) -> str:
     return f"Set `{line}`" if line else ""
 
 
-def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> None:
-    made_up = [name for name in heard.made_up if not _POOLER.search(name)]
+def _check_weights(load_log: LoadLog, backbones: Iterable[Any], spec: ModelSpec) -> None:
+    made_up = [name for name in load_log.made_up if not _POOLER.search(name)]
     if made_up:
         others = ""
-        if heard.left_over:
-            others = f" The files have weights of other names: {_some(sorted(heard.left_over))}."
+        if load_log.left_over:
+            others = f" The files have weights of other names: {_some(sorted(load_log.left_over))}."
         raise WrongModelError(
             "weights of the model are in none of its files, and were drawn at random: "
             f"{_some(sorted(made_up))}. Download the model again; or choose a checkpoint that was "
@@ -355,7 +357,7 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
     asked = spec.kwargs.get("config_kwargs") or {}
     unused = set[str]()
     for backbone in backbones:
-        unused |= {name for name in heard.left_over if _is_unused_layer(name, backbone, asked)}
+        unused |= {name for name in load_log.left_over if _is_unused_layer(name, backbone, asked)}
     if unused:
         raise WrongModelError(
             "weights of the model's own layers are in its files and are not used: "
@@ -363,10 +365,10 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
             "none of this kind. Take the config.json that was saved with these weights. "
             f"{_older(spec)}"
         )
-    if heard.left_over:
-        heard.hear(
+    if load_log.left_over:
+        load_log.add_message(
             "weights that the files have and the model does not use: "
-            f"{_some(sorted(heard.left_over))}"
+            f"{_some(sorted(load_log.left_over))}"
         )
 
 

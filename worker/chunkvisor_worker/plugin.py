@@ -74,7 +74,7 @@ class PluginEncoder:
 
         Raises BadOutputError or PluginError if the plug-in returns something else.
         """
-        step = 1 if limits.alone else limits.rows * BATCHES_PER_CALL
+        step = 1 if limits.one_text_per_call else limits.rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             if progress.leaving:
                 return

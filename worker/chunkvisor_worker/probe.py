@@ -13,7 +13,7 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.liveness import die_with_parent, leave
+from chunkvisor_worker.liveness import die_with_parent, exit_now
 
 _PACKAGES = (
     "torch",
@@ -80,7 +80,7 @@ def main() -> None:
     """Parse the one argument, probe, exit."""
     die_with_parent()
     report = probe(Path(sys.argv[1]))
-    leave(WorkerExit.DONE if report.fault is None else WorkerExit.FAULT)
+    exit_now(WorkerExit.DONE if report.fault is None else WorkerExit.FAULT)
 
 
 if __name__ == "__main__":

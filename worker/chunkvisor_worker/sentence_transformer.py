@@ -16,11 +16,11 @@ import numpy as np
 from chunkvisor_worker import batching, cpu
 from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.contract.right import allowed_difference, written
+from chunkvisor_worker.contract.right import allowed_difference, config_line
 from chunkvisor_worker.cpu import Lanes
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import (
-    Heard,
+    LoadLog,
     check_attention,
     chosen_prompt,
     describe,
@@ -152,7 +152,7 @@ class SentenceTransformerEncoder:
         self._device = device
         self._model: Any = None
         self._prompt: str | None = None
-        self._heard = Heard()
+        self._load_log = LoadLog()
         self._causal: bool | None = None
         self._truncate_dim: int | None = None  # that was saved with the model
         self._texts: list[str] = []
@@ -314,7 +314,7 @@ class SentenceTransformerEncoder:
         if side:
             tokenizer.padding_side = other = "left" if side == "right" else "right"
             asked = {**(self._spec.kwargs.get("processor_kwargs") or {}), "padding_side": other}
-            line = written(self._spec.kwargs, processor_kwargs=asked)
+            line = config_line(self._spec.kwargs, processor_kwargs=asked)
             mend = "" if depends() else f"Set `{line}`"
         raise WrongModelError(
             f"the vector of a text depends on the texts that it is padded with: {_PROBE!r} has "
@@ -343,7 +343,7 @@ class SentenceTransformerEncoder:
             max_length(self._model),
             versions,
             self._linear,
-            loaded=describe(self._model, self._prompt, self._causal, self._heard.notes),
+            loaded=describe(self._model, self._prompt, self._causal, self._load_log.notes),
             counts_cut=self._cut is not None,
         )
 
@@ -366,7 +366,7 @@ class SentenceTransformerEncoder:
     def _load(self, device: str, progress: BeatWriter) -> None:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
-            model = self._model = load_model(self._spec, device, self._heard)
+            model = self._model = load_model(self._spec, device, self._load_log)
             self._truncate_dim = model.truncate_dim
             if device == self._device == "cpu":
                 self._causal = check_attention(model, self._spec)
@@ -376,7 +376,7 @@ class SentenceTransformerEncoder:
                     model.transformers_model.num_parameters(exclude_embeddings=True)
                 )
                 if self._device == "cpu":
-                    self._linear = cpu.choose(model, self._sample_vector)
+                    self._linear = cpu.choose_kernel(model, self._sample_vector)
         # As asked for, or else as saved with the model.
         asked = self.wanted.truncate_dim
         self._model.truncate_dim = None  # so that the library says the full dimension

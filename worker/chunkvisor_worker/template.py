@@ -34,7 +34,7 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
-from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave
+from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, exit_now
 
 # Threads that a fork may leave behind: jemalloc, which pyarrow brings, does without in the child.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
@@ -58,7 +58,7 @@ class Template:
             for fd, _ in poll.poll():
                 if fd != self._orders.fileno():
                     poll.unregister(fd)
-                    self._tell_end(fd)
+                    self._report_end(fd)
                     continue
                 data, fds, _, _ = socket.recv_fds(self._orders, MESSAGE_LIMIT_BYTES, 2)
                 if not data:
@@ -85,7 +85,7 @@ class Template:
         poll.register(pidfd, select.POLLIN)
         socket.send_fds(self._orders, [to_json(TemplateNews(forked=pid))], [pidfd])
 
-    def _tell_end(self, pidfd: int) -> None:
+    def _report_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
         os.close(pidfd)
         # Before it is reaped: until then no other group can get its number.
@@ -118,11 +118,11 @@ def _be_worker(
         sys.argv[1:] = [order.folder]
         use = find_gpu_use()
         if use:
-            leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
+            exit_now(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
         run_and_exit(Path(order.folder), encoder)
     except BaseException:  # noqa: BLE001 - nothing may return to the template's loop
         traceback.print_exc()
-    leave(WorkerExit.FAULT)
+    exit_now(WorkerExit.FAULT)
 
 
 def find_gpu_use() -> str:
@@ -239,7 +239,7 @@ def main() -> None:
     with contextlib.suppress(ConnectionError):  # the parent is gone
         orders.send(to_json(TemplateNews(phase_s=progress.phase_s)))
         template.serve()
-    leave(WorkerExit.DONE)
+    exit_now(WorkerExit.DONE)
 
 
 if __name__ == "__main__":

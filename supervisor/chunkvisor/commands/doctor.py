@@ -28,9 +28,9 @@ from chunkvisor.engine.modelfolder import ModelFolder, Repository, repository_of
 from chunkvisor.engine.modelsource import (
     ModelSource,
     fetch_model,
+    known_source,
     pinned_source,
-    source_at_hand,
-    take_outside,
+    resolve_outside,
 )
 from chunkvisor.engine.process import worker_environment
 from chunkvisor.engine.trial import Trial, try_texts
@@ -145,7 +145,7 @@ def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
     case.health = {
         each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes)
         for each in case.devices
-        if each.watched
+        if each.known_to_smi
     }
     machine = psutil.virtual_memory()
     left_bytes, limit_bytes = container_memory()
@@ -224,12 +224,12 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
 
     cache = layout.model
     source = ModelSource(None, model.revision)
-    here = None if model.is_plugin else source_at_hand(model, cache)
+    here = None if model.is_plugin else known_source(model, cache)
     try:
         if not model.is_plugin:
             source = here or at_hand(repository_of(model), "")
             case.warnings = modelfolder.check_model_files(config, source.path)
-            take_outside(source, model, at_hand, scratch / "hub")
+            resolve_outside(source, model, at_hand, scratch / "hub")
     except _NotHereError:
         return
     except Halt as halt:

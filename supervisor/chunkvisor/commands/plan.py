@@ -24,7 +24,7 @@ from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.expected import read_expected
 from chunkvisor.engine.modelfolder import ModelFolder
-from chunkvisor.engine.modelsource import ModelSource, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, known_source
 from chunkvisor.errors import Halt
 from chunkvisor.outputs.combine import refuse_unequal
 from chunkvisor.outputs.forms import Numbers, asked_form
@@ -254,7 +254,7 @@ def _count_tokens(
     A child process, which may use `folder`, loads the tokenizer. None if the folder is not known.
     Raises Halt if the model is wrong, OSError.
     """
-    source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(
+    source = known_source(config.model, Layout(config.workdir).model) or ModelSource(
         None, config.model.revision
     )
     path = source.path

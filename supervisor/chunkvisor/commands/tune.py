@@ -17,7 +17,7 @@ from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.expected import difference_and_cosine
 from chunkvisor.engine.modelfolder import read_model_folder
-from chunkvisor.engine.modelsource import ModelSource, source_at_hand
+from chunkvisor.engine.modelsource import ModelSource, known_source
 from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import StagedTable
@@ -121,7 +121,7 @@ def _source_to_tune(config: Config) -> ModelSource:
             "Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.",
         )
     layout = Layout(config.workdir)
-    source = source_at_hand(config.model, layout.model)
+    source = known_source(config.model, layout.model)
     if source is None:
         name = config.model.name
         raise config_error(

@@ -88,7 +88,7 @@ class RunningAttempt:
         # How long the device had nothing to do between two workers; warm workers make it short.
         self._idle_s = now_s - (self.handle.freed_s or now_s)
         self.pulse = self.pulse.after_gate(now_s, now_s - (self._ready_s or now_s))
-        self.worker.go(limits)
+        self.worker.open_gate(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
         """End it if it has made no progress for too long; send the next signal if it is ending."""

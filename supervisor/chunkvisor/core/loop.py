@@ -49,7 +49,7 @@ from chunkvisor.devices.handles import (
     DeviceHandles,
     HealthReport,
     Reading,
-    look_in_thread,
+    read_in_thread,
 )
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
@@ -75,7 +75,7 @@ class Loop:
         engine: Engine,
         store: ResultStore,
         run: Run,
-        look: Callable[[str], Future[Reading]] = look_in_thread,
+        look: Callable[[str], Future[Reading]] = read_in_thread,
     ) -> None:
         """The caller closes the engine."""
         self._outputs = outputs
@@ -151,7 +151,7 @@ class Loop:
         for output, chunk in self._store.poll():
             self._scheduler.chunk_invalidated(output, chunk)
         self._tick()
-        held = [each.number for each in self._handles.alive if self._engine.holding(each)]
+        held = [each.number for each in self._handles.alive if self._engine.is_preparing(each)]
         self._execute(self._scheduler.take_turn(held))
         for attempt in self._ended.values():
             attempt.folder.drop_bulk()
@@ -172,10 +172,10 @@ class Loop:
             self._execute(self._scheduler.stop(-math.inf))
 
     def _sleep(self) -> None:
-        watched = list(self._engine.watched())
+        descriptors = list(self._engine.descriptors())
         for attempt in self._running.values():
-            watched += attempt.worker.watched()
-        self._signals.sleep(_PAUSE_S, watched)
+            descriptors += attempt.worker.descriptors()
+        self._signals.sleep(_PAUSE_S, descriptors)
 
     def _answer_calls(self) -> None:
         """Give freed devices to the next workers, before anything that takes long."""
@@ -252,7 +252,7 @@ class Loop:
             attempt, returncode, self._outputs[attempt.task.output], siblings, self._emit
         )
         if attempt.go_s is not None:
-            attempt.handle.alone = False  # what is on it may have changed since the last look
+            attempt.handle.only_ours = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
@@ -295,7 +295,7 @@ class Loop:
             case AskToLeave(worker):
                 if worker in running:
                     running[worker].leaving = True
-                    running[worker].worker.leave()
+                    running[worker].worker.ask_to_stop()
                     self._emit(event.WorkerLeaving(*running[worker].names))
             case EndWorker(worker):
                 if worker in running:
@@ -312,7 +312,7 @@ class Loop:
             case PlanOutput(output):
                 self._store.plan(output)
             case LookAtDevice(device):
-                self._handles[device].ask()
+                self._handles[device].start_reading()
             case DropDevice(ending):
                 assert ending.device is not None, ending
                 # If it was the last of a cluster, the run ends like this unless another one joins.
@@ -320,7 +320,7 @@ class Loop:
                 halt = self._reports.halt_of(
                     ending, self._ended.get(ending.worker), dropped=not last
                 )
-                self._handles.leave(ending.device, halt)
+                self._handles.drop(ending.device, halt)
             case EndRun(ending):
                 raise self._reports.halt_of(ending, self._ended.get(ending.worker))
             case LowerLimits(kind, limit, lasting):
@@ -387,7 +387,7 @@ class Loop:
         # Processes that held the memory all through a wait stay: they are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures is not None and attempt is not None:
-            attempt.handle.get_used_to(verdict.figures.others_bytes)
+            attempt.handle.accept_others(verdict.figures.others_bytes)
 
 
 def _judge_attempt(
@@ -426,7 +426,7 @@ def _judge_attempt(
     return AttemptEnded(
         attempt.number,
         verdict,
-        attempt.handle.company(verdict.figures, siblings),
+        attempt.handle.other_processes(verdict.figures, siblings),
         # A first try from a template proves little: the next one gets a new interpreter.
         began_s=attempt.started_s if attempt.task.cold_start or not attempt.worker.warm else None,
         done=frozenset(start + row for row in left.done),

@@ -244,7 +244,7 @@ class OutputRun:
         # If the model's folder was touched after the attempt began, nobody knows what its worker
         # has loaded.
         began_ns = files.spec.stat().st_mtime_ns
-        return chunk < self.ledger.plan.count and self.model.settled_since(began_ns)
+        return chunk < self.ledger.plan.count and self.model.untouched_since(began_ns)
 
     def _shortest(self, rank: int, task: Task) -> int:
         """Return the position of the shortest text, after `rank` shorter ones if there are any."""

@@ -287,7 +287,7 @@ class Scheduler:
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._failures.limits(self._outputs[worker.task.output].limits, worker.device.kind)
-        return replace(limits, rows=1, alone=True) if worker.task.singly else limits
+        return replace(limits, rows=1, one_text_per_call=True) if worker.task.singly else limits
 
     def worker_called(self, number: int, *, freed: bool) -> list[Instruction]:
         """Hear that the worker waits at the gate, or (`freed`) has given its device back."""

@@ -52,7 +52,7 @@ class Device:
         return f"{self.name or self.kind}{size}"
 
     @property
-    def watched(self) -> bool:
+    def known_to_smi(self) -> bool:
         """Say whether nvidia-smi can report on it: only on a GPU that has a UUID."""
         return self.uuid.startswith("GPU-")
 

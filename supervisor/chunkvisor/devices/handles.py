@@ -33,7 +33,7 @@ from chunkvisor.events.event import (
 )
 from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.frozen import frozen
-from chunkvisor_worker.contract.taxonomy import NOBODYS_BYTES, OomFigures
+from chunkvisor_worker.contract.taxonomy import UNATTRIBUTED_BYTES, OomFigures
 
 # A killed context is gone when the memory in use is back to what it was before, give or take this
 # much (the NVIDIA Resiliency Extension waits for the same amount). A context with its libraries
@@ -156,23 +156,23 @@ class Site:
 
 HERE = Site()
 
-Look = Callable[[str], Future[Reading]]
+StartReading = Callable[[str], Future[Reading]]
 """Begins to read the GPU with this UUID."""
 
 
-def look_in_thread(uuid: str) -> Future[Reading]:
+def read_in_thread(uuid: str) -> Future[Reading]:
     """Begin `read_gpu` in a thread, so that the caller need not wait for nvidia-smi."""
-    look = Future[Reading]()
+    pending = Future[Reading]()
 
-    def read() -> None:
+    def read_now() -> None:
         try:
-            look.set_result(read_gpu(uuid))
+            pending.set_result(read_gpu(uuid))
         except Exception as error:  # noqa: BLE001 - raised where the result is waited for
-            look.set_exception(error)
+            pending.set_exception(error)
 
     # The end of the process does not wait for this thread.
-    threading.Thread(target=read, daemon=True).start()
-    return look
+    threading.Thread(target=read_now, daemon=True).start()
+    return pending
 
 
 class DeviceHandle:
@@ -182,39 +182,39 @@ class DeviceHandle:
     """
 
     def __init__(
-        self, number: int, device: Device, site: Site = HERE, look: Look | None = None
+        self, number: int, device: Device, site: Site = HERE, start: StartReading | None = None
     ) -> None:
         self.number = number
         self.device = device
         self.site = site
-        self._look = look or look_in_thread
+        self._start = start or read_in_thread
         self.dropped = False
         # when the last worker that computed on it ended; None before the first
         self.freed_s: float | None = None
-        self.seen = device.watched and not site.node
-        self.alone = False  # a look since the last worker ended showed none but ours on it
+        self.is_readable = device.known_to_smi and not site.node
+        self.only_ours = False  # a reading since the last worker ended showed none but ours on it
         self._before_bytes = 0  # in use by others before our first worker
-        self.asked: Future[Reading] | None = None  # a look that is in progress
-        self._told: Health | None = None
+        self.pending: Future[Reading] | None = None  # a reading that is in progress
+        self._reported_health: Health | None = None
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
 
-    def ask(self) -> None:
+    def start_reading(self) -> None:
         """Begin a reading, unless one is in progress or the device cannot be read."""
-        if self.seen and self.asked is None:
-            self.asked = self._look(self.device.uuid)
+        if self.is_readable and self.pending is None:
+            self.pending = self._start(self.device.uuid)
 
     def judge(
-        self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
+        self, pending: Future[Reading], ours: frozenset[int], emit: Emit, *, first: bool = False
     ) -> HealthReport:
         """Wait for the reading, and say what it means for the next worker.
 
         `ours` are the pids of our workers on it. The `first` reading is that before our first
         worker: what is in use then is not waited for.
         """
-        reading = look.result()
-        self.asked = None
+        reading = pending.result()
+        self.pending = None
         if first:
             self._before_bytes = reading.used_bytes or 0
         # Memory that no process has is the driver's, a dying context's, or another container's.
@@ -224,10 +224,10 @@ class DeviceHandle:
         only_ours = (
             all(holder.pid in ours for holder in reading.holders) and unnamed_bytes < SLACK_BYTES
         )
-        self.alone = only_ours and reading.used_bytes is not None and not first
+        self.only_ours = only_ours and reading.used_bytes is not None and not first
         health_report = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
-        if health_report.health is not self._told:  # once, not every two seconds
-            self._told = health_report.health
+        if health_report.health is not self._reported_health:  # once, not every two seconds
+            self._reported_health = health_report.health
             if health_report.health is Health.BUSY:
                 emit(Warned(f"{self.device}: waiting, {health_report.why}"))
             elif health_report.health is Health.BLIND:
@@ -235,7 +235,9 @@ class DeviceHandle:
                 emit(Note(f"{self.device}: {health_report.why}; {instead}"))
         return health_report
 
-    def company(self, figures: OomFigures | None, siblings: frozenset[int]) -> OtherProcesses:
+    def other_processes(
+        self, figures: OomFigures | None, siblings: frozenset[int]
+    ) -> OtherProcesses:
         """Say who else held memory of the device when a worker ran out of it.
 
         `siblings` are the pids of this run's other workers there. torch's `figures` count for more
@@ -251,12 +253,12 @@ class DeviceHandle:
             missing_bytes = figures.wanted_bytes - figures.free_bytes
             return (
                 OtherProcesses.NEW
-                if came_bytes > NOBODYS_BYTES and came_bytes >= missing_bytes
+                if came_bytes > UNATTRIBUTED_BYTES and came_bytes >= missing_bytes
                 else OtherProcesses.UNKNOWN
             )
-        return OtherProcesses.NONE if self.alone else OtherProcesses.UNKNOWN
+        return OtherProcesses.NONE if self.only_ours else OtherProcesses.UNKNOWN
 
-    def get_used_to(self, others_bytes: int) -> None:
+    def accept_others(self, others_bytes: int) -> None:
         """Count this much memory as held by others who stay: it is not waited for any more."""
         self._before_bytes = max(self._before_bytes, others_bytes)
 
@@ -266,17 +268,17 @@ class DeviceHandles:
 
     def __init__(
         self,
-        seen: Callable[[DeviceHandle, HealthReport | None, bool], None],
+        report: Callable[[DeviceHandle, HealthReport | None, bool], None],
         emit: Emit,
-        look: Look = look_in_thread,
+        start: StartReading = read_in_thread,
     ) -> None:
         """Begin without devices.
 
-        `seen(handle, health, gone)` is called for each device that is added, read, or gone.
+        `report(handle, health, gone)` is called for each device that is added, read, or gone.
         """
-        self._seen = seen
+        self._report = report
         self._emit = emit
-        self._look = look
+        self._start = start
         self._all: list[DeviceHandle] = []
         # why the machine of a cluster that was dropped last cannot do this job
         self.last_halt: Halt | None = None
@@ -293,22 +295,22 @@ class DeviceHandles:
         """Take the devices of one machine, and read each."""
         first = len(self._all)
         added = [
-            DeviceHandle(number, each, site, self._look)
+            DeviceHandle(number, each, site, self._start)
             for number, each in enumerate(devices, first)
         ]
         self._all += added
         if site.node:
             self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))
-        if any(handle.seen for handle in added):
+        if any(handle.is_readable for handle in added):
             self._emit(Doing("asking nvidia-smi how the GPUs are"))
         # All readings begin before the first is waited for: each may take nvidia-smi's time limit.
         for handle in added:
-            handle.ask()
+            handle.start_reading()
         for handle in added:
-            look = handle.asked
-            self._seen(
+            pending = handle.pending
+            self._report(
                 handle,
-                handle.judge(look, frozenset(), self._emit, first=True) if look else None,
+                handle.judge(pending, frozenset(), self._emit, first=True) if pending else None,
                 False,
             )
         if not site.node:
@@ -317,11 +319,11 @@ class DeviceHandles:
     def poll(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
         """Report readings that are done; `pids()` has our workers' pids, by device number."""
         for handle in self.alive:
-            if handle.asked is not None and handle.asked.done():
+            if handle.pending is not None and handle.pending.done():
                 ours = pids().get(handle.number, frozenset())
-                self._seen(handle, handle.judge(handle.asked, ours, self._emit), False)
+                self._report(handle, handle.judge(handle.pending, ours, self._emit), False)
 
-    def leave(self, number: int, halt: Halt) -> None:
+    def drop(self, number: int, halt: Halt) -> None:
         """Work without this device from now on."""
         handle = self._all[number]
         handle.dropped = True
@@ -329,7 +331,7 @@ class DeviceHandles:
         if handle.site.node:
             self.last_halt = halt
 
-    def lose(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
+    def drop_node(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
         """Work without this machine of the cluster from now on.
 
         It is gone, or `halt` says why it cannot do this job. If it comes back, it is a new one.
@@ -339,7 +341,7 @@ class DeviceHandles:
         for handle in ours:
             handle.dropped = True
             name = handle.site.name
-            self._seen(handle, None, True)
+            self._report(handle, None, True)
         self.last_halt = halt or self.last_halt
         if name:
             self._emit((NodeSetAside if halt is not None else NodeLost)(name, len(self.alive), why))

@@ -16,7 +16,7 @@ class Worker(Protocol):
     """Of the process and of its group; of a worker on another machine, 0 until its first report."""
     warm: bool  # forked from a template; a new interpreter otherwise
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         """Return descriptors that become readable when it ends or calls."""
 
     def has_called(self) -> bool:
@@ -25,13 +25,13 @@ class Worker(Protocol):
         A worker calls at the gate, and when it needs its device no longer.
         """
 
-    def go(self, limits: Limits) -> None:
+    def open_gate(self, limits: Limits) -> None:
         """Open the gate: let it use its device, in batches of these limits.
 
         A worker that has just died is not an error: its end is seen anyway.
         """
 
-    def leave(self) -> None:
+    def ask_to_stop(self) -> None:
         """Ask it to end after the current batch; what it has encoded stays in its folder."""
 
     def poll(self) -> int | None:
@@ -59,10 +59,10 @@ class Engine(Protocol):
     def poll(self) -> None:
         """Take in what has happened. Raises Halt if nothing can be started any more."""
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         """Return descriptors that become readable when there is something to `poll`."""
 
-    def holding(self, handle: DeviceHandle) -> bool:
+    def is_preparing(self, handle: DeviceHandle) -> bool:
         """Say whether nothing is to be started there yet: a template loads the model, say."""
 
     def start(

@@ -18,8 +18,8 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import (
+    count_oom_kills,
     end,
-    oom_kills,
     readable,
     spawn,
     worker_command,
@@ -92,15 +92,15 @@ class _LocalWorker:
         self._ours.setblocking(False)
         self._quiet = True  # it may call
         self._pidfd = -1
-        self._kills_before = oom_kills()
+        self._kills_before = count_oom_kills()
 
-    def runs(self, pid: int, pidfd: int) -> None:
+    def attach(self, pid: int, pidfd: int) -> None:
         """Take the number and the descriptor of the process, which has its end of the socket."""
         self.pid = pid
         self._pidfd = pidfd
         self.theirs.close()
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         # A pidfd becomes readable when the process ends (pidfd_open(2)). The socket does as well;
         # after a call it is left out, since nothing but its end can come.
         return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
@@ -117,19 +117,19 @@ class _LocalWorker:
         self._quiet = False
         return bool(said)
 
-    def go(self, limits: Limits) -> None:
+    def open_gate(self, limits: Limits) -> None:
         self._quiet = True
-        self._send(to_json(limits))
+        self._send_line(to_json(limits))
 
-    def leave(self) -> None:
-        self._send(LEAVE)
+    def ask_to_stop(self) -> None:
+        self._send_line(LEAVE)
 
-    def _send(self, line: bytes) -> None:
+    def _send_line(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(line)
 
     def oom_kills(self) -> int:
-        return oom_kills() - self._kills_before
+        return count_oom_kills() - self._kills_before
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -157,7 +157,7 @@ class _FreshWorker(_LocalWorker):
         except OSError:
             self.close()
             raise
-        self.runs(self._process.pid, os.pidfd_open(self._process.pid))
+        self.attach(self._process.pid, os.pidfd_open(self._process.pid))
 
     def poll(self) -> int | None:
         if self._process.returncode is not None:
@@ -182,26 +182,26 @@ class _WarmWorker(_LocalWorker):
         self._ended_s: float | None = None
         self._returncode: int | None = None
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         # After its end only the template's report is waited for.
-        return super().watched() if self._ended_s is None else self._engine.watched()
+        return super().descriptors() if self._ended_s is None else self._engine.descriptors()
 
     def poll(self) -> int | None:
         if self._returncode is not None or not readable(self._pidfd):
             return self._returncode
         engine = self._engine
         self._ended_s = self._ended_s or time.monotonic()
-        engine.hear()
-        status = engine.statuses.pop(self.pid, None)
+        engine.receive()
+        status = engine.returncodes.pop(self.pid, None)
         if status is None and not engine.failure:
             if time.monotonic() - self._ended_s <= ANSWER_S:
                 return None
-            engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
+            engine.give_up_template(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
         if status is None:
             # The template would have killed the processes that the worker has started.
             super().signal(signal.SIGKILL)
         elif status == WorkerExit.TAINTED_TEMPLATE:
-            engine.fail("a worker found that it had begun to use the GPU")
+            engine.give_up_template("a worker found that it had begun to use the GPU")
         self._returncode = STATUS_LOST if status is None else status
         self.close()
         return self._returncode
@@ -237,7 +237,7 @@ class LocalEngine:
         self._began_s = 0.0
         self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
-        self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
+        self.returncodes: dict[int, int] = {}  # return codes of ended warm workers, by pid
         # the template's answer to an order: the worker's pid and pidfd; 0 if it could not fork
         self._forked: tuple[int, ...] = ()
 
@@ -253,7 +253,7 @@ class LocalEngine:
         """Say whether a worker can be forked now."""
         return self._socket is not None and self._loaded
 
-    def expect(self, pending: int, at_once: int = 0) -> None:
+    def start_template(self, pending: int, at_once: int = 0) -> None:
         """Start a template if that pays: `pending` chunks are to be done, `at_once` of them now."""
         settings = self._settings
         files = self._files
@@ -275,11 +275,11 @@ class LocalEngine:
             self._template = spawn(command, theirs, files.log, self._base)
         except OSError as error:
             theirs.close()
-            self.fail(f"no template process can be started: {error}")
+            self.give_up_template(f"no template process can be started: {error}")
         else:
             self._emit(TemplateStarted(self._template.pid))
 
-    def hear(self, wait_s: float = 0.0) -> None:
+    def receive(self, wait_s: float = 0.0) -> None:
         """Take in the template's messages; wait for the first of them, `wait_s` at most."""
         while self._socket is not None and readable(self._socket.fileno(), wait_s):
             wait_s = 0.0
@@ -294,22 +294,22 @@ class LocalEngine:
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
                 if code is None:
-                    self.fail("it has closed its socket")
+                    self.give_up_template("it has closed its socket")
                 else:
                     self._killed = -code in _FROM_OUTSIDE
-                    self.fail(f"it ended with {describe_exit(code)}")
+                    self.give_up_template(f"it ended with {describe_exit(code)}")
             elif news.phase_s is not None:
                 self._loaded = True
                 assert self._template is not None
                 self._emit(TemplateReady(self._template.pid, phase_s=news.phase_s))
             elif news.unfit is not None:
-                self.fail(news.unfit)
+                self.give_up_template(news.unfit)
             elif news.ended is not None:
-                self.statuses[news.ended] = news.returncode
+                self.returncodes[news.ended] = news.returncode
             else:
                 self._forked = (news.forked or 0, *pidfds)
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
-            self.fail(
+            self.give_up_template(
                 f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)"
             )
 
@@ -328,21 +328,21 @@ class LocalEngine:
             with open(files.log, "ab") as log:
                 socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
             while not self._forked and not self.failure:
-                self.hear(max(0.0, deadline_s - time.monotonic()))
+                self.receive(max(0.0, deadline_s - time.monotonic()))
                 if time.monotonic() > deadline_s:
-                    self.fail(f"it has not answered for {ANSWER_S:.0f} s")
+                    self.give_up_template(f"it has not answered for {ANSWER_S:.0f} s")
             if len(self._forked) == 2:
-                worker.runs(*self._forked)
+                worker.attach(*self._forked)
         except (BlockingIOError, ConnectionError) as error:
             if isinstance(error, ConnectionError):
-                self.hear(ANSWER_S)  # it has just ended, and how is the better reason
-            self.fail(f"it takes no orders ({error})")
+                self.receive(ANSWER_S)  # it has just ended, and how is the better reason
+            self.give_up_template(f"it takes no orders ({error})")
         finally:
             if not worker.pid:
                 worker.close()
         return worker if worker.pid else None
 
-    def fail(self, why: str) -> None:
+    def give_up_template(self, why: str) -> None:
         """Kill the template and continue without it; its workers live on.
 
         With `workers.start: warm`, `poll` raises Halt.
@@ -357,12 +357,12 @@ class LocalEngine:
 
     def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
-        self.expect(pending(), len(self._devices) * places)
+        self.start_template(pending(), len(self._devices) * places)
         handles.add(self._devices)
 
     def poll(self) -> None:
         """See Engine."""
-        self.hear()
+        self.receive()
         if self.failure and self._settings.start is Start.WARM:
             fault = read_message(Fault, self._files.fault)
             rule = diagnose(fault).rule if fault is not None else None
@@ -376,11 +376,11 @@ class LocalEngine:
                 log=self._files.log,
             )
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         """See Engine."""
         return [self._socket.fileno()] if self._socket is not None else []
 
-    def holding(self, _station: DeviceHandle) -> bool:
+    def is_preparing(self, _station: DeviceHandle) -> bool:
         """See Engine."""
         return self.loading
 

@@ -68,10 +68,10 @@ class ModelSource:
         said = model.model_dump(include={*ModelSpec.__dataclass_fields__} - {*found}, mode="json")
         return ModelSpec(**said, **found, outside=self.revisions)
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise Halt (78) if a local folder has changed since the run began."""
         for each in self.outside.values():
-            each.check()
+            each.check_unchanged()
         if not self.stamps:
             return
         try:
@@ -96,7 +96,7 @@ class ModelSource:
                 "would be mixed in one file",
             )
 
-    def settled_since(self, time_ns: int) -> bool:
+    def untouched_since(self, time_ns: int) -> bool:
         """Say whether no file has been touched since, by change times, which cannot be set back."""
         return all(stamp.ctime_ns < time_ns for stamp in self.stamps.values())
 
@@ -240,7 +240,7 @@ def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
     return ModelSource(pin.path if Path(pin.path).is_dir() else None, pin.revision)
 
 
-def take_outside(
+def resolve_outside(
     source: ModelSource,
     model: ModelConfig | ModelSpec,
     fetch: Callable[[Repository, str], ModelSource],
@@ -285,7 +285,7 @@ def take_outside(
             place.symlink_to(repository)
 
 
-def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
+def known_source(model: ModelConfig, cache: Path) -> ModelSource | None:
     """Return where the model's files are, if that is known without the hub.
 
     Raises Halt (78) if `model.name` is a path without a model, or neither path nor hub id.

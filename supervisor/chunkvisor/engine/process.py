@@ -157,7 +157,7 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
 # --- command line and memory
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Count the processes that the kernel has killed for lack of memory; 0 without a counter.
 
     Those of all cgroups count. A SIGKILL is no evidence of it, but a rise of this count is.

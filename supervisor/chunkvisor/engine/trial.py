@@ -15,7 +15,7 @@ from chunkvisor.child import run_child
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
+from chunkvisor.engine.process import count_oom_kills, worker_command, worker_environment
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import AttemptFolder, last_line, write_attempt
@@ -89,13 +89,13 @@ def try_texts(
         limits=limits,
     )
     spec = write_attempt(files, draft, texts)
-    kills_before = oom_kills()
+    kills_before = count_oom_kills()
     ended_why = ""
     returncode = None
     began_s = time.monotonic()
     pulse = Pulse(began_s, began_s)
 
-    def look() -> None:
+    def check_beat() -> None:
         nonlocal pulse
         on_wait()
         now_s = time.monotonic()
@@ -110,11 +110,13 @@ def try_texts(
         command = worker_command(files)
         stdin = theirs.fileno()
         try:
-            returncode = run_child(command, files.log, look, environment, stdin=stdin, stack=True)
+            returncode = run_child(
+                command, files.log, check_beat, environment, stdin=stdin, stack=True
+            )
         except TimeoutError as error:
             ended_why = str(error)
     ended_by = EndedBy.HANG if ended_why else EndedBy.ITSELF
-    kills = oom_kills() - kills_before
+    kills = count_oom_kills() - kills_before
     end = Evidence(returncode, ended_by, ended_why, oom_kills=kills, limits=limits)
     attempt = AttemptFolder(files, spec, lambda: None, lambda index: not texts[index].strip())
     evidence = attempt.evidence_of_end(end)

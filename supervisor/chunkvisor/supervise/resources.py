@@ -18,10 +18,10 @@ from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelfolder import Repository, check_model_files, repository_of
 from chunkvisor.engine.modelsource import (
     ModelSource,
+    known_source,
     resolve_hub,
     resolve_local,
-    source_at_hand,
-    take_outside,
+    resolve_outside,
 )
 from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import config_error
@@ -120,7 +120,7 @@ class RunResources:
         if model.is_plugin:
             found = ModelSource(None, model.revision)
         else:
-            here = source_at_hand(model, layout.model)
+            here = known_source(model, layout.model)
             if here is None:
                 from chunkvisor.sources.child import request_of, try_first_row
 
@@ -133,14 +133,14 @@ class RunResources:
             else:
                 found = self._fetch(repository_of(model), f"the model {model.name}")
             check_model_files(self._config, found.path)
-            take_outside(found, model, self._fetch, layout.hub, self._read_folder)
+            resolve_outside(found, model, self._fetch, layout.hub, self._read_folder)
             if is_new:  # it loads while its digest is taken, which takes seconds for each gigabyte
                 self.load_ahead(found)
             if model.is_folder:
                 read = self._read_folder(Path(model.name))
                 found.revision = read.revision
                 found.stamps = read.stamps
-            if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
+            if self._ahead is not None and not found.untouched_since(self._ahead.began_ns):
                 # The folder was changed: it may have loaded other files than those of the digest.
                 self._ahead.close()
                 self._ahead = None
@@ -187,7 +187,7 @@ class RunResources:
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and self._ahead is None and not self.on_ray:
             self._ahead = self._local(source)
-            self._ahead.expect(1)
+            self._ahead.start_template(1)
 
     def take_engine(self, source: ModelSource) -> Engine:
         """Return the engine, begun ahead or not; the caller closes it."""

@@ -16,7 +16,14 @@ import pytest
 from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import LINEAR_FILE
-from chunkvisor_worker.cpu import BATCHES_AT_ONCE, LINEAR, Lanes, choose, is_stateless, lanes_for
+from chunkvisor_worker.cpu import (
+    BATCHES_AT_ONCE,
+    LINEAR,
+    Lanes,
+    choose_kernel,
+    is_stateless,
+    lanes_for,
+)
 from late import Late, needs
 
 torch: Any = Late("torch")
@@ -100,7 +107,7 @@ def test_the_faster_kernel_is_chosen(
     monkeypatch.setenv(LINEAR, wanted)
     monkeypatch.setattr(cpu, "measured_ratio", lambda layers: ratio)
     model = two_layers()
-    assert choose(model, forward_of(model)) == name
+    assert choose_kernel(model, forward_of(model)) == name
     assert model[0].weight.is_mkldnn is (name == "onednn")
 
 
@@ -114,7 +121,7 @@ def test_later_workers_choose_as_the_first(monkeypatch: pytest.MonkeyPatch, tmp_
     for ratio in (0.5, 2.0):
         monkeypatch.setattr(cpu, "measured_ratio", Mock(return_value=ratio))
         model = two_layers()
-        assert choose(model, forward_of(model)) == "onednn"
+        assert choose_kernel(model, forward_of(model)) == "onednn"
 
 
 @needs("torch")
@@ -127,7 +134,7 @@ def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(
     layer = torch.nn.Linear(33, 4)
     before = layer.weight.detach().clone()
     answers = iter([torch.ones(1, 4), *([torch.full((1, 4), found)] if found else [])])
-    assert choose(layer, lambda: next(answers)) == "torch"
+    assert choose_kernel(layer, lambda: next(answers)) == "torch"
     assert type(layer) is torch.nn.Linear
     assert torch.equal(layer.weight, before)
 

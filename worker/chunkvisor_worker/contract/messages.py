@@ -74,7 +74,7 @@ class Limits:
     padding: int | None = None  # tokens of padding; None = no bound
     measured: bool = False
     """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
-    alone: bool = False
+    one_text_per_call: bool = False
     """Whether a plug-in, too, gets one text a call: the text that fails is looked for."""
 
 

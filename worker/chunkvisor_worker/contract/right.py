@@ -53,9 +53,9 @@ def kwargs_without_code(
     added = {key: True for key in ("add_bos_token", "add_eos_token") if tokenizer.get(key) is True}
     if not added.keys() <= own["processor_kwargs"].keys():
         needed["processor_kwargs"] = added | own["processor_kwargs"]
-    return written(kwargs, **needed) if needed else ""
+    return config_line(kwargs, **needed) if needed else ""
 
 
-def written(kwargs: Mapping[str, Any], **added: Any) -> str:
+def config_line(kwargs: Mapping[str, Any], **added: Any) -> str:
     """Return the line `model.kwargs: {…}` with what is added."""
     return masked(re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}"))

@@ -159,7 +159,7 @@ def _plain(line: str) -> str:
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # Memory that is in use without a process that NVML names: the driver's own, windows of a desktop.
-NOBODYS_BYTES = 768 << 20
+UNATTRIBUTED_BYTES = 768 << 20
 _CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
@@ -193,7 +193,7 @@ class OomFigures:
             return True
         # If far more was free, the memory is in pieces, or was given back meanwhile.
         full = self.free_bytes - self.wanted_bytes < self.total_bytes // 32
-        return full and not self.others_named and self.others_bytes < NOBODYS_BYTES
+        return full and not self.others_named and self.others_bytes < UNATTRIBUTED_BYTES
 
 
 def read_oom(message: str) -> OomFigures | None:

@@ -21,7 +21,7 @@ from chunkvisor.devices.handles import DeviceHandle, Site
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelfolder import Repository, repository_of
-from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local, take_outside
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local, resolve_outside
 from chunkvisor.engine.process import end_orphans, thread_count
 from chunkvisor.engine.ray.wire import VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
@@ -48,22 +48,22 @@ def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
     if model.path is None:
         return ModelSource(None, model.revision)
 
-    def fetch(wanted: Repository, what: str) -> ModelSource:
+    def download(wanted: Repository, what: str) -> ModelSource:
         commit = model.outside.get(wanted.name, model.revision)
         found = fetch_model(replace(wanted, asked=commit), scratch / "fetch", lambda: None)
         if isinstance(found, ModelSource):
             return found
         raise _unfit(f"it cannot get {what.rstrip(',')}: {found.reason}", found.remedy)
 
-    def read(folder: Path) -> ModelSource:
+    def resolve(folder: Path) -> ModelSource:
         return resolve_local(folder, scratch / "model.json")
 
     source = ModelSource(model.name, None)
     if Path(model.name).is_dir():
-        source = read(Path(model.name))
+        source = resolve(Path(model.name))
     elif not (model.revision or "").startswith("sha256:"):
-        source = fetch(repository_of(model), f"the model {model.name}")
-    take_outside(source, model, fetch, scratch / "hub", read)
+        source = download(repository_of(model), f"the model {model.name}")
+    resolve_outside(source, model, download, scratch / "hub", resolve)
     if (source.revision, source.revisions) != (model.revision, model.outside):
         raise _unfit(
             f"it has no model folder {model.name} with the same files as the parent's",
@@ -144,7 +144,7 @@ class Agent:
         settings = WorkerSettings(
             Start(terms.start), self._mark, others, terms.env, template, folder, terms.startup_s
         )
-        self._engine = LocalEngine(devices, settings, self._tell)
+        self._engine = LocalEngine(devices, settings, self._report_event)
         self._handles = [
             DeviceHandle(number, device, Site(self._node)) for number, device in enumerate(devices)
         ]
@@ -164,9 +164,9 @@ class Agent:
         if running is None:
             return  # it has ended meanwhile
         if told.gate is not None:
-            running.worker.go(told.gate)
+            running.worker.open_gate(told.gate)
         elif told.leave:
-            running.worker.leave()
+            running.worker.ask_to_stop()
         elif told.signal is not None:
             running.worker.signal(signal.Signals(told.signal))
 
@@ -211,7 +211,7 @@ class Agent:
             code=int(halt.code),
         )
 
-    def _tell(self, event: TemplateEvent) -> None:
+    def _report_event(self, event: TemplateEvent) -> None:
         # A pid of this machine means nothing on another.
         self._report(event=event.name, details={**event.details(), "pid": 0, "node": self._name})
 
@@ -246,7 +246,7 @@ class Agent:
         if self._engine is None:
             return
         try:
-            self._engine.expect(1)
+            self._engine.start_template(1)
             self._engine.poll()
         except Halt as halt:  # no warm start, and the config wants no other
             self._reports.append(self._aside(halt))
@@ -264,4 +264,4 @@ class Agent:
         state = (self._engine.loading, self._engine.warm)
         if state != self._state:
             self._state = state
-            self._report(holding=state[0], warm=state[1])
+            self._report(preparing=state[0], warm=state[1])

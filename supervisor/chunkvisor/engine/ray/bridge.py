@@ -55,7 +55,10 @@ class Bridge:
 
     async def run(self) -> None:
         """Serve until the parent has ended, or the cluster cannot be reached."""
-        ends = [asyncio.create_task(self._hear_parent()), asyncio.create_task(self._hear_cluster())]
+        ends = [
+            asyncio.create_task(self._read_orders()),
+            asyncio.create_task(self._watch_cluster()),
+        ]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         closing = [
             asyncio.wait_for(agent.close.remote(), _CLOSE_S) for agent in self._agents.values()
@@ -64,7 +67,7 @@ class Bridge:
         with contextlib.suppress(OSError):  # the parent is gone
             await self._writer.drain()
 
-    async def _hear_parent(self) -> None:
+    async def _read_orders(self) -> None:
         with contextlib.suppress(OSError):
             async for line in self._reader:
                 order = from_json(NodeOrder, line)
@@ -72,21 +75,21 @@ class Bridge:
                 if order is not None and order.node in self._orders:
                     self._orders[order.node].put_nowait(order)
 
-    def _say(self, report: NodeReport) -> None:
+    def _report(self, report: NodeReport) -> None:
         self._writer.write(to_json(report))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # --- the cluster
 
-    async def _hear_cluster(self) -> None:
+    async def _watch_cluster(self) -> None:
         try:
             await asyncio.to_thread(connect, self._terms.address)
         except Exception as error:  # noqa: BLE001 - Ray may raise anything, if versions differ, say
-            self._say(NodeReport(cluster=Cluster(why=first_line(error))))
+            self._report(NodeReport(cluster=Cluster(why=first_line(error))))
             return
         told: Cluster | None = None
         while True:
@@ -100,14 +103,14 @@ class Bridge:
             for number in able.keys() - self._stages.keys():
                 if self._deaths[number] < _DEATHS:
                     self._stages[number] = STARTING
-                    self._start(self._keep_agent(number, able[number]))
+                    self._start_task(self._keep_agent(number, able[number]))
             without = len(alive) - len(able)
             stages = Counter(self._stages.values())
             why = f"nodes without a device that the config asks for: {without}" if without else ""
             cluster = Cluster(stages[STARTING], stages[PREPARING], why)
             if cluster != told:
                 told = cluster
-                self._say(NodeReport(cluster=cluster))
+                self._report(NodeReport(cluster=cluster))
             await asyncio.sleep(_LOOK_S)
 
     # --- a node
@@ -129,7 +132,7 @@ class Bridge:
             while True:
                 for report in filter(None, (from_json(NodeReport, data) for data in reports)):
                     if report.returncode is not None:
-                        self._start(self._bring_home(agent, report))
+                        self._start_task(self._collect(agent, report))
                         continue
                     if report.beat is not None:
                         with contextlib.suppress(OSError):  # the next one may fit on the disk
@@ -138,7 +141,7 @@ class Bridge:
                                 report.beat,
                                 durable=False,
                             )
-                    self._say(replace(report, beat=None))
+                    self._report(replace(report, beat=None))
                     if report.aside:
                         self._deaths[number] = _DEATHS
                         await asyncio.wait_for(agent.close.remote(), _CLOSE_S)
@@ -148,7 +151,7 @@ class Bridge:
             self._deaths[number] += 1
             if not isinstance(error, ray.exceptions.RayError):
                 traceback.print_exc()
-            self._say(NodeReport(number, gone=first_line(error)))
+            self._report(NodeReport(number, gone=first_line(error)))
         finally:
             obeys.cancel()
             ray.kill(agent)
@@ -171,7 +174,7 @@ class Bridge:
                         }
                 await agent.order.remote(to_json(order), contents)
 
-    async def _bring_home(self, agent: Any, ended: NodeReport) -> None:
+    async def _collect(self, agent: Any, ended: NodeReport) -> None:
         files = AttemptFiles(self._folders.pop(ended.worker))
         # What a worker that failed had encoded comes along; the result is the last.
         partial = (files.partial,) if ended.returncode else ()
@@ -197,7 +200,7 @@ class Bridge:
             ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
         except ray.exceptions.RayError:
             return
-        self._say(ended)
+        self._report(ended)
 
 
 def connect(address: str) -> None:

@@ -47,7 +47,7 @@ class _RayWorker:
         self._returncode: int | None = None
         self._kills = 0
 
-    def hear(self, report: NodeReport) -> None:
+    def take_report(self, report: NodeReport) -> None:
         """Take in a report of it. When it has ended, its files are here, with the last beat."""
         if report.pid is not None:
             self.pid = report.pid
@@ -57,7 +57,7 @@ class _RayWorker:
             self._returncode = report.returncode
         self._called = True
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         return []  # the engine's descriptor is for the reports of all workers
 
     def has_called(self) -> bool:
@@ -65,10 +65,10 @@ class _RayWorker:
         self._called = False
         return called
 
-    def go(self, limits: Limits) -> None:
+    def open_gate(self, limits: Limits) -> None:
         self._send(self._order(gate=limits))
 
-    def leave(self) -> None:
+    def ask_to_stop(self) -> None:
         self._send(self._order(leave=True))
 
     def poll(self) -> int | None:
@@ -87,7 +87,7 @@ class _Node:
     """A node that can work."""
 
     devices: tuple[Device, ...]
-    holding: bool = True  # a template loads, or that is not known yet
+    preparing: bool = True  # a template loads, or that is not known yet
     warm: bool = False  # whether a worker can be forked
     workers: dict[int, _RayWorker] = field(default_factory=dict)
 
@@ -169,16 +169,16 @@ class RayEngine:
         elif self._socket is not None and self._cluster.preparing:
             self._without_s = None
         else:
-            self._wait()
+            self._wait_for_node()
 
-    def watched(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         """See Engine."""
         return [self._socket.fileno()] if self._socket is not None else []
 
-    def holding(self, handle: DeviceHandle) -> bool:
+    def is_preparing(self, handle: DeviceHandle) -> bool:
         """See Engine."""
         node = self._nodes.get(handle.site.node)
-        return node is None or node.holding
+        return node is None or node.preparing
 
     def start(
         self,
@@ -192,7 +192,7 @@ class RayEngine:
         """See Engine; what goes wrong at the start is reported later."""
         name = handle.site.node
         number = next(self._numbers)
-        node = self._nodes[name]  # `holding` is true of any other
+        node = self._nodes[name]  # `is_preparing` is true of any other
         node.workers[number] = worker = _RayWorker(
             self._send, name, number, node.warm and not fresh
         )
@@ -235,19 +235,19 @@ class RayEngine:
                 self._emit(event)
         elif report.node in self._nodes:
             node = self._nodes[report.node]
-            if report.holding is not None:
-                node.holding = report.holding
+            if report.preparing is not None:
+                node.preparing = report.preparing
                 node.warm = report.warm
             if report.worker in node.workers:
-                node.workers[report.worker].hear(report)
+                node.workers[report.worker].take_report(report)
 
     def _lose(self, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        self._handles.lose(number, why, halt, name)
+        self._handles.drop_node(number, why, halt, name)
         node = self._nodes.pop(number, None)
         for worker in node.workers.values() if node is not None else ():
-            worker.hear(NodeReport(returncode=NODE_LOST))
+            worker.take_report(NodeReport(returncode=NODE_LOST))
 
-    def _wait(self) -> None:
+    def _wait_for_node(self) -> None:
         """Wait for a node. Raises Halt if none can come, or if that has lasted too long."""
         now_s = time.monotonic()
         starting = self._cluster.starting

@@ -65,7 +65,7 @@ class NodeReport:
     aside: str = ""  # this is its name, and it cannot do this job: it is not asked again
     remedy: str = ""
     code: int = 0  # with which the run ends if no node is left
-    holding: bool | None = None  # whether a template loads: nothing is to be started
+    preparing: bool | None = None  # whether a template loads: nothing is to be started
     pid: int | None = None  # the worker has been started, as this process of its node
     warm: bool = False  # how that worker was started, or can be
     beat: Beat | None = None  # as it was when the worker called, or just now
