@@ -2,12 +2,14 @@
 attempts.
 """
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chunkvisor.store.artifact import inspect
+from chunkvisor.outputs.join import chunk_blocks
+from chunkvisor.store.artifact import chunk_key, inspect
 from chunkvisor.store.chunkfiles import ChunkFiles
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -64,6 +66,37 @@ def test_read_back(layout: OutputLayout) -> None:
     assert ledger.facts == Facts(DIMENSION)
     layout.facts.unlink()
     assert len(committed(loaded(layout))) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("whole", "damaged"), ("damaged", "whole"), ("whole", "whole")]
+)
+def test_two_files_of_one_chunk(layout: OutputLayout, first: str, second: str) -> None:
+    """Of a chunk that has two files, as after a restored copy, one that is whole counts, and the
+    other goes.
+    """
+    (one,) = layout.chunks.glob("*/000000-*.npy")
+    vectors(layout.home, 2, 2).replace(layout.chunk(0, "f" * 32))
+    files = [one, layout.chunk(0, "f" * 32)]
+    key = chunk_key("f", 0, 2, inspect(files[1]).digest)
+    files[1] = files[1].rename(layout.chunk(0, key))
+    files.sort()
+    for path, state in zip(files, (first, second), strict=True):
+        if state == "damaged":
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    ledger = loaded(layout)
+    assert committed(ledger) == [0, 1, 2]
+    assert [*layout.chunks.glob("*/000000-*.npy")] == [files[first == "damaged"]]
+    assert sum(len(block) for block in chunk_blocks(ledger)) == 5
+
+
+def test_two_damaged_files_of_one_chunk(layout: OutputLayout) -> None:
+    """If no file of a chunk is whole, all go, and it is pending again."""
+    (one,) = layout.chunks.glob("*/000000-*.npy")
+    one.write_bytes(b"x")
+    shutil.copy(one, layout.chunk(0, "f" * 32))
+    assert committed(loaded(layout)) == [1, 2]
+    assert not [*layout.chunks.glob("*/000000-*.npy")]
 
 
 def test_facts_come_from_a_chunk_with_vectors(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def _retry_output(layout: OutputLayout) -> int:
         if chunk not in chunks:
             continue
         start, stop = ledger.plan.bounds(chunk)
-        if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
+        if ledger.files.is_whole(chunk, path):  # else the whole chunk is computed again
             good = [text for text in range(start, stop) if text not in bad]
             ledger.parts(chunk).add_vectors(start, path, good)
         ledger.discard(chunk)

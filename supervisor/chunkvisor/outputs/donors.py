@@ -116,7 +116,9 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
     plan = ledger.plan
     copies = ReuseFiles(layout.reuse)
     cut = layout.cut_texts(ledger.fingerprint)
-    whole = {chunk: path for chunk, path in chunk_files(layout) if ledger.is_whole(chunk, path)}
+    whole = {
+        chunk: path for chunk, path in chunk_files(layout) if ledger.files.is_whole(chunk, path)
+    }
 
     # Numbers of this donor: those of the texts that are encoded, then the rows of the copies.
     files = [(plan.bounds(chunk)[0], path) for chunk, path in whole.items()]

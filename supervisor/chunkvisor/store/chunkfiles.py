@@ -4,17 +4,26 @@ All that the ledger reads and writes goes through `ChunkFiles`; what it conclude
 """
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from chunkvisor.store.artifact import chunk_key, inspect, npy_header, pick_rows, read_shape
+from chunkvisor.store.artifact import (
+    BadVectorsError,
+    chunk_key,
+    inspect,
+    npy_header,
+    pick_rows,
+    read_shape,
+)
 from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout, numbers_in
 from chunkvisor.store.records import read_if_whole, write_record
@@ -93,8 +102,27 @@ class ChunkFiles:
     # --- committed chunks
 
     def committed(self) -> bytearray:
-        """Return one byte a chunk: 1 if it has a file; see `committed_chunks`."""
+        """Return one byte a chunk: 1 if it has a file.
+
+        A chunk may have several, after a copy of the workdir was restored over it: the first that
+        is whole stays, and the others are removed.
+        """
+        for chunk, files in itertools.groupby(chunk_files(self.layout), key=itemgetter(0)):
+            paths = [path for _, path in files]
+            if len(paths) > 1:
+                whole = next((path for path in paths if self.is_whole(chunk, path)), None)
+                for path in paths:
+                    if path != whole:
+                        path.unlink()
         return committed_chunks(self.layout, self.plan)
+
+    def is_whole(self, chunk: int, path: Path) -> bool:
+        """Say whether the content of the chunk's file matches the digest in its name."""
+        try:
+            key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), inspect(path).digest)
+        except (BadVectorsError, OSError):
+            return False
+        return path.name.endswith(f"-{key}.npy")
 
     def publish(self, chunk: int, vectors: Path, digest: str) -> None:
         """Commit the file as the chunk's by one rename; its name has the digest of its content."""

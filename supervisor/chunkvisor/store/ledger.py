@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect
 from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import OutputLayout
@@ -103,20 +102,20 @@ class Ledger:
         """Versions of libraries that computed some of the texts, other than those in the facts."""
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by their number."""
-        self._files = files or ChunkFiles(layout, plan, fingerprint)
+        self.files = files or ChunkFiles(layout, plan, fingerprint)
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
 
     def load(self) -> None:
         """Read the folder, and remove what cannot be used: it is computed again. Raises OSError."""
-        self._files.make_folders()
-        record = self._files.read_facts()
+        self.files.make_folders()
+        record = self.files.read_facts()
         if record:
             self.facts = record.facts
             self.other_versions = list(record.other_versions)
-        self._committed = self._files.committed()
+        self._committed = self.files.committed()
         self.bad = {}
-        for chunk in self._files.taken_apart():
+        for chunk in self.files.taken_apart():
             if self._committed[chunk]:
                 self._keep_bad_texts(chunk)
             else:
@@ -128,7 +127,7 @@ class Ledger:
         """Remove the parts of a committed chunk, except its bad texts: their rows are NaN."""
         bad = self.parts(chunk).bad
         self.bad.update({text.text: text for text in bad})
-        self._files.remove_parts(chunk, keep_index=bool(bad))
+        self.files.remove_parts(chunk, keep_index=bool(bad))
         del self._parts[chunk]
 
     def _bring_back_facts(self) -> None:
@@ -185,7 +184,7 @@ class Ledger:
     def parts(self, chunk: int) -> Parts:
         """Return what is known of the texts of a chunk that is not committed."""
         if chunk not in self._parts:
-            self._parts[chunk] = Parts(self._files, chunk)
+            self._parts[chunk] = Parts(self.files, chunk)
         return self._parts[chunk]
 
     @property
@@ -225,7 +224,7 @@ class Ledger:
     def fix_facts(self, facts: Facts) -> None:
         """Keep the model facts that came with the first vectors of the output. Raises OSError."""
         if not self.facts:
-            self._files.write_facts(facts)
+            self.files.write_facts(facts)
             self.facts = facts
 
     def note_versions(self, facts: Facts) -> list[str]:
@@ -241,7 +240,7 @@ class Ledger:
             if before.get(name) != now.get(name)
         ]
         if self.facts and changed and now not in self.other_versions:
-            self._files.write_facts(self.facts, [*self.other_versions, now])
+            self.files.write_facts(self.facts, [*self.other_versions, now])
             self.other_versions.append(now)
         return changed
 
@@ -251,7 +250,7 @@ class Ledger:
         The model facts are written before the first chunk: there are never chunks without facts.
         """
         self.fix_facts(facts)
-        self._files.publish(chunk, vectors, file_digest)
+        self.files.publish(chunk, vectors, file_digest)
         self._keep_bad_texts(chunk)
         self._committed[chunk] = 1
 
@@ -265,7 +264,7 @@ class Ledger:
         parts = self.parts(chunk)
         if parts.forget_damaged(dimension):
             return False
-        vectors, digest = self._files.merge_parts(chunk, dimension, parts.good_texts())
+        vectors, digest = self.files.merge_parts(chunk, dimension, parts.good_texts())
         self.commit(chunk, vectors, digest, self.facts)
         return True
 
@@ -274,16 +273,8 @@ class Ledger:
 
         Raises OSError.
         """
-        self._files.discard(chunk)
+        self.files.discard(chunk)
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
         self._committed[chunk] = 0
-        self._parts[chunk] = Parts(self._files, chunk)
-
-    def is_whole(self, chunk: int, path: Path) -> bool:
-        """Say whether the content of the chunk's file matches the digest in its name."""
-        try:
-            key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), inspect(path).digest)
-        except (BadVectorsError, OSError):
-            return False
-        return path.name.endswith(f"-{key}.npy")
+        self._parts[chunk] = Parts(self.files, chunk)
