@@ -7,13 +7,15 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from chunkvisor.store.layout import Layout, read_holder
+from chunkvisor.errors import ChunkvisorError
+from chunkvisor.store.layout import Layout, claim, hold_lock, read_holder
 from damaged import TEXTS, flip, kept
-from harness import expected, kill, wait_for
+from harness import expected, finish, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 
@@ -237,6 +239,32 @@ def test_anything_in_the_place_of_a_final(
         place.has(TEXTS)
     if make is a_link:
         assert path.with_name("elsewhere").read_text() == "mine"
+
+
+def test_two_first_runs_at_once(tmp_path: Path) -> None:
+    """Of two runs that begin one workdir together one goes on, and the other ends with 75 in words."""
+    places = [ScriptedWorkplace.make(tmp_path / str(number), TEXTS) for number in range(4)]
+    pairs = [(place.begin(), place.begin()) for place in places]
+    for place, pair in zip(places, pairs, strict=True):
+        ended = [finish(process) for process in pair]
+        assert sorted(each.returncode for each in ended) in ([0, 0], [0, 75]), ended
+        for each in ended:
+            assert (each.returncode == 0) == ("is using" not in each.stderr), each
+        place.has(TEXTS)
+
+
+def test_nothing_is_written_before_the_lock_is_held(tmp_path: Path) -> None:
+    """A first run that finds the lock held, or gone once it has it, ends with 75 and leaves no mark."""
+    layout = Layout(tmp_path)
+    layout.hidden.mkdir(mode=0o700)
+    with hold_lock(layout.lock), pytest.raises(ChunkvisorError) as raised:
+        claim(layout, ["out"], "run").__enter__()
+    assert raised.value.code == 75
+    assert not layout.mark.exists()
+    remove = mock.patch("fcntl.flock", side_effect=lambda *_: layout.lock.unlink())
+    with remove, pytest.raises(ChunkvisorError) as raised:
+        claim(layout, ["out"], "run").__enter__()
+    assert raised.value.code == 75
 
 
 def test_copy_of_a_live_workdir(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def clean(workdir: Path) -> tuple[int, int]:
 def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
     """Yield the outputs of a workdir, which no run uses meanwhile."""
     layout = require_workdir(workdir)
-    with hold_lock(layout.lock, ""):
+    with hold_lock(layout.lock):
         # Not `glob`, which finds nothing in a folder that cannot be read.
         found = layout.outputs.iterdir() if layout.outputs.exists() else ()
         yield [layout.output(path.name) for path in sorted(found) if path.is_dir()]

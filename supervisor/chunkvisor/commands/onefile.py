@@ -162,7 +162,7 @@ def remove_state(workdir: Path) -> None:
     """
     layout = Layout(workdir)
     if layout.hidden.is_dir():
-        with hold_lock(layout.lock, ""):
+        with hold_lock(layout.lock):
             if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
                 output = layout.output(OUTPUT)
                 output.done.unlink(missing_ok=True)

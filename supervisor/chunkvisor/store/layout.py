@@ -295,38 +295,6 @@ def require_workdir(path: Path) -> Layout:
     return layout
 
 
-def claim(layout: Layout, outputs: Iterable[str]) -> None:
-    """Make the workdir if it is missing, and mark it as ours before anything else.
-
-    Raises Halt (78) if no run has worked there, and a file has a name that a run of these outputs
-    needs; OSError.
-    """
-    try:
-        str(layout.workdir).encode()
-    except UnicodeEncodeError:
-        raise config_error(
-            f"the path of the workdir {layout.workdir} is not text in the encoding of this locale",
-            "Choose another workdir, or set LC_ALL=C.UTF-8.",
-        ) from None
-    make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
-    if not is_workdir(layout):
-        needed = itertools.chain(*(layout.output(name).visible for name in outputs))
-        for path in filter(os.path.lexists, (layout.report, *needed)):
-            raise not_ours(
-                path,
-                "choose another workdir, best an empty folder",
-                f"a run in {layout.workdir} needs this name for itself",
-                ours="chunkvisor",
-            )
-    if not layout.mark.exists():
-        layout.hidden.mkdir(mode=0o700, exist_ok=True)
-        sync_folder(layout.workdir)
-        about = "the state of a workdir of chunkvisor, which alone writes here"
-        write_atomic(
-            layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n"
-        )
-
-
 def anything_kept(layout: Layout) -> bool:
     """Say whether any text may have its vector, also in batches of a stopped attempt."""
     patterns = (
@@ -390,7 +358,7 @@ def read_holder(path: Path) -> LockHolder | None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, run_id: str) -> Iterator[LockHolder | None]:
+def hold_lock(path: Path, run_id: str = "") -> Iterator[LockHolder | None]:
     """Hold the workdir's lock while the context lasts; gives who held it before.
 
     Raises Halt (75) if another run holds it. The kernel frees the lock when its holder dies. The
@@ -407,6 +375,8 @@ def hold_lock(path: Path, run_id: str) -> Iterator[LockHolder | None]:
             if time.monotonic() >= deadline:
                 raise _held_by_another(path)
             time.sleep(0.05)
+        if not path.exists():  # the run that held it has finished, and removed its state
+            raise _held_by_another(path)
         previous = read_holder(path)
         if run_id:
             started_at = psutil.Process().create_time()
@@ -416,6 +386,43 @@ def hold_lock(path: Path, run_id: str) -> Iterator[LockHolder | None]:
         yield previous
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def claim(layout: Layout, outputs: Iterable[str], run_id: str) -> Iterator[LockHolder | None]:
+    """Hold the workdir for a run of these outputs while the context lasts; as `hold_lock`.
+
+    A missing workdir is made: its folders, then the lock, and only under the lock the mark that
+    makes it ours. Raises Halt also (78) if no run has worked there, and a file has a name that a
+    run of these outputs needs; OSError.
+    """
+    try:
+        str(layout.workdir).encode()
+    except UnicodeEncodeError:
+        raise config_error(
+            f"the path of the workdir {layout.workdir} is not text in the encoding of this locale",
+            "Choose another workdir, or set LC_ALL=C.UTF-8.",
+        ) from None
+    make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
+    if not is_workdir(layout):
+        needed = itertools.chain(*(layout.output(name).visible for name in outputs))
+        taken = next(filter(os.path.lexists, (layout.report, *needed)), None)
+        # Another first run may have begun, and made it, since the workdir was looked at.
+        if taken and not is_workdir(layout):
+            raise not_ours(
+                taken,
+                "choose another workdir, best an empty folder",
+                f"a run in {layout.workdir} needs this name for itself",
+                ours="chunkvisor",
+            )
+        layout.hidden.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(layout.workdir)
+    with hold_lock(layout.lock, run_id) as previous:
+        if not layout.mark.exists():
+            about = "the state of a workdir of chunkvisor, which alone writes here"
+            mark = {"about": about, "workdir_format": FORMAT}
+            write_atomic(layout.mark, json.dumps(mark).encode() + b"\n")
+        yield previous
 
 
 def is_held(path: Path) -> bool:

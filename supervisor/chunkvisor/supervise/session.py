@@ -21,7 +21,7 @@ from chunkvisor.show.lines import Observer, Observers
 from chunkvisor.show.metrics import is_metrics_file
 from chunkvisor.show.notices import sender_to
 from chunkvisor.store.disk import check_target, halt_for, memory_halt
-from chunkvisor.store.layout import Layout, anything_kept, claim, hold_lock, workdir_gone
+from chunkvisor.store.layout import Layout, anything_kept, claim, workdir_gone
 from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted
 
@@ -39,10 +39,10 @@ def run(request: Request, observer: Observer) -> ExitCode:
     emit: Emit | None = None
     with ExitStack() as stack:
         try:
-            claim(layout, [*config.outputs, *config.combine])
+            names = [*config.outputs, *config.combine]
             # From here on no other run can touch the workdir. Workers that an earlier one has left
             # are ended below.
-            previous = stack.enter_context(hold_lock(layout.lock, run_id))
+            previous = stack.enter_context(claim(layout, names, run_id))
             journal = Journal(layout.events, run_id)
             stack.callback(journal.close)
             # An estimate from the first minute on, before this run has measured anything.
