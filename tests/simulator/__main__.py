@@ -1,10 +1,11 @@
 """Plays lives: `python -m tests.simulator --seed N --size small` replays one, `--seconds S` plays
-fresh ones.
+fresh ones, `--bug NAME` with a bug of planted.py.
 
 Without an installed chunkvisor: PYTHONPATH=supervisor:worker.
 """
 
 import argparse
+import contextlib
 import random
 import sys
 import time
@@ -12,6 +13,7 @@ import traceback
 from collections import Counter
 
 from .life import simulate
+from .planted import BUGS_FOR_LIVES
 from .watchdog import Broken
 from .world import SIZES, draw
 
@@ -23,11 +25,16 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seconds", type=float, default=20.0, help="play fresh lives for so long")
     parser.add_argument("--first", type=int, help="the first of the fresh seeds; the others follow")
+    parser.add_argument("--bug", choices=BUGS_FOR_LIVES, help="play with this bug")
     options = parser.parse_args()
-    if options.seed is not None:
-        return replay(options.seed, options.size)
-    first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
-    return play(first, options.size, options.seconds)
+    bug = BUGS_FOR_LIVES[options.bug].planted() if options.bug else contextlib.nullcontext()
+    with bug:
+        if options.seed is not None:
+            return replay(options.seed, options.size)
+        first = options.first
+        if first is None:
+            first = random.SystemRandom().randrange(10**9)
+        return play(first, options.size, options.seconds)
 
 
 def replay(seed: int, size: str) -> int:
@@ -47,8 +54,10 @@ def replay(seed: int, size: str) -> int:
 
 
 def play(first: int, size: str, seconds: float) -> int:
-    """Play fresh lives, for so many seconds of one core."""
-    began, lives, codes = time.process_time(), 0, Counter[str]()
+    """Play the lives of the seeds from `first` on, for so many seconds of one core."""
+    began = time.process_time()
+    lives = 0
+    codes = Counter[str]()
     while time.process_time() - began < seconds:
         seed = first + lives
         lives += 1
