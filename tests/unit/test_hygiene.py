@@ -4,6 +4,7 @@ the files.
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 import tokenize
@@ -190,6 +191,33 @@ def test_no_page_is_stale() -> None:
     assert sorted(name for text in texts.values() for name in pages.parts_in(text)) == sorted(
         pages.PARTS
     )
+
+
+TEXT_TIMES_FLAG = re.compile(r"""f?(['"]).{2,}\1 \* \D|'.' \* .*([=<>]|bool\()""")
+"""A text that is there or not. One character may be repeated, and any text a fixed number of times."""
+
+
+def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a statement but those of the statements in it."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt):
+            yield child
+            yield from own_nodes(child)
+
+
+def test_a_statement_has_one_thought() -> None:
+    """No statement has two walruses, and none multiplies a text by a flag: an `if` says the same."""
+    dense = []
+    for path in [*files_of(SUPERVISOR), *files_of(WORKER)]:
+        for statement in ast.walk(parsed(path)):
+            if not isinstance(statement, ast.stmt):
+                continue
+            nodes = list(own_nodes(statement))
+            walruses = sum(isinstance(each, ast.NamedExpr) for each in nodes)
+            products = [ast.unparse(each) for each in nodes if isinstance(each, ast.BinOp)]
+            if walruses > 1 or any(map(TEXT_TIMES_FLAG.match, products)):
+                dense.append(f"{path.relative_to(ROOT)}:{statement.lineno}")
+    assert dense == []
 
 
 MOST = {"tokens of source": 159_500, "tokens of tests": 209_500, "words": 22_000}
