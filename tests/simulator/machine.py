@@ -127,6 +127,7 @@ class Worker:
     def poll(self) -> int | None:
         return None if self.left is None else self.left.returncode
 
+    @property
     def oom_kills(self) -> int:
         return 0
 

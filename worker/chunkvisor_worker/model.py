@@ -489,10 +489,10 @@ def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
 
     def looked_up(_: Any, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.embedding.default:
-            table, at = args[0], args[1].flatten()
+            at = args[1].flatten()
             in_order = at - at[:1] == torch.arange(len(at), device=at.device)
             if int(in_order.sum()) == len(first):
-                limits.append(len(table) - int(at[0]))
+                limits.append(len(args[0]) - int(at[0]))
         return function(*args, **(kwargs or {}))
 
     mode = type("Lookups", (TorchDispatchMode,), {"__torch_dispatch__": looked_up})

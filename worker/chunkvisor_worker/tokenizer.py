@@ -167,7 +167,8 @@ def check_tokenizer(
 
 
 def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
-    pad, number = tokenizer.pad_token, tokenizer.pad_token_id
+    pad = tokenizer.pad_token
+    number = tokenizer.pad_token_id
     wrong = "the tokenizer has no pad token"
     if pad is not None:
         wrong = (

@@ -406,7 +406,7 @@ def _judge_attempt(
         returncode,
         attempt.ended_by,
         attempt.ended_why,
-        oom_kills=attempt.worker.oom_kills(),
+        oom_kills=attempt.worker.oom_kills,
         limits=attempt.limits,
     )
     verdict = judge(folder.evidence_of_end(end))

@@ -40,6 +40,7 @@ class Worker(Protocol):
         As subprocess gives it; STATUS_LOST or NODE_LOST if there is none.
         """
 
+    @property
     def oom_kills(self) -> int:
         """Count the processes that its machine killed for lack of memory since it started."""
 

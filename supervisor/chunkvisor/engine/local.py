@@ -128,6 +128,7 @@ class _LocalWorker:
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(line)
 
+    @property
     def oom_kills(self) -> int:
         return count_oom_kills() - self._kills_before
 

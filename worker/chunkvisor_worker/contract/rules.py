@@ -1,8 +1,6 @@
-"""The faults that we know, a row each.
+"""The table of known faults: name, cause, remedy, and how an exception or a log shows each.
 
-Name, what happened, what to do, and how an exception or a log shows it.
-
-The first row that fits wins. After an interruption the worst come first: a sticky CUDA fault makes
+The first row that fits wins. After an interruption come the worst faults: after a sticky CUDA fault
 all later calls fail, allocations included, so it is the cause wherever it is in a chain. Numbers
 are cudaError_t.
 """
@@ -19,18 +17,21 @@ from chunkvisor_worker.contract.messages import Phase
 
 # Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config,
 # model or input.
-MACHINE, DISK, PASSING, CONFIG = os.EX_UNAVAILABLE, os.EX_IOERR, os.EX_TEMPFAIL, os.EX_CONFIG
+MACHINE = os.EX_UNAVAILABLE
+DISK = os.EX_IOERR
+PASSING = os.EX_TEMPFAIL
+CONFIG = os.EX_CONFIG
 
-# no text has been touched yet: no row can be the cause
+# No text has been read yet, so no row of the input can be the cause.
 LOAD = (
     Phase.START,
     Phase.IMPORT,
     Phase.MODEL_LOAD,
 )
-# No batch has been on the device yet: a smaller one cannot help.
+# No batch has been on the device yet, so a smaller one cannot help.
 BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
 AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)  # the device has begun to compute
-# the worker is handling texts: one of them can be the cause
+# The worker handles texts, so one of them can be the cause.
 ON_TEXTS = (
     Phase.TOKENIZE,
     Phase.FORWARD,
@@ -39,18 +40,18 @@ ON_TEXTS = (
 
 @frozen
 class Sign:
-    """What gives a fault away in one exception; everything that is set must hold."""
+    """What an exception must have to show a fault: everything that is set."""
 
     classes: tuple[str, ...] = ()
     """Qualified class names, of the exception or of a base class; empty = any."""
     numbers: tuple[int, ...] = ()
-    """CudaError_t, errno or HTTP status; they decide over the pattern, which may change."""
+    """cudaError_t, errno or HTTP status. If the exception has one, the pattern does not count."""
     pattern: str | None = None  # searched in the head of the message
 
 
 @frozen
 class Rule:
-    """A fault that we know."""
+    """A known fault."""
 
     name: str  # stable identifier; users search the handbook for it
     outcome: Outcome
@@ -68,29 +69,26 @@ class Rule:
     row_can_cause: bool = False
     """A row of the input can be the cause: taking the chunk apart makes sense."""
     if_ended: str = ""
-    """What to do if it has ended the run, if there is more to say than of all with its outcome."""
+    """What to do if it has ended the run; empty = what is said of every fault of the outcome."""
 
 
 def of_class(*classes: str) -> Sign:
-    """Make the sign of a class that says it all."""
+    """Make the sign of exceptions of these classes, whatever their message."""
     return Sign(classes)
 
 
 def error(pattern: str, *classes: str) -> Sign:
-    """Make the sign of a text, in exceptions of the given classes or, without any, in all."""
+    """Make the sign of a message, in exceptions of these classes, or of any if there are none."""
     return Sign(classes, (), pattern)
 
 
 def runtime_error(pattern: str, *codes: int) -> Sign:
-    """Make the sign of most of torch's faults: RuntimeError, with a cudaError_t in most cases."""
+    """Make the sign of a RuntimeError, as most of torch's faults are, with its cudaError_t."""
     return Sign(("builtins.RuntimeError",), codes, pattern)
 
 
 def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
-    """Make rows of one outcome.
-
-    Name, cause, remedy and signs, and by keyword what is not `usual`.
-    """
+    """Return a function that makes rows of one outcome; its keywords go over the `usual`."""
 
     def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
         return Rule(
@@ -118,7 +116,7 @@ bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_ca
 
 
 def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unusual: Any) -> Rule:
-    """Make the row of a fault of a computing GPU, which may only be seen in the log."""
+    """Make the row of a fault of a GPU that computes; the log shows it, too."""
     usual: dict[str, Any] = {"phases": AT_WORK, "log": pattern}
     return device_fault(name, cause, remedy, runtime_error(pattern, *codes), **(usual | unusual))
 
@@ -131,10 +129,9 @@ _OOM = (
         "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"
     ),
     runtime_error(
-        r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. "
-        r"\(out of memory\)"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+        r"CUDA out of memory|CUDA (?:driver )?error: out of memory"
+        r"|would exceed allowed memory\. \(out of memory\)|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
         r"|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
         2,
     ),
@@ -205,8 +202,8 @@ _OF_GPUS = (
         "Look for Xid 48, 94 or 95 in the kernel's log, and try another attn_implementation or a "
         "smaller batch.",
         # bitsandbytes prints it, and exits.
-        r"an illegal memory access was encountered|unspecified launch failure|the launch timed out "
-        r"and was terminated",
+        r"an illegal memory access was encountered|unspecified launch failure"
+        r"|the launch timed out and was terminated",
         *(53, 700, 702, 719),
         smaller_batch_helps=True,
         row_can_cause=True,
@@ -218,13 +215,11 @@ _OF_GPUS = (
         "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this "
         "GPU and each other. If the kernel's log has Xid messages, see `nvidia-smi -q -d "
         "ECC,ROW_REMAPPER`, and reset the GPU.",
-        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program "
-        r"counter"
-        r"|operation not supported on global/shared address space|hardware stack error"
-        r"|Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink "
-        r"error"
-        r"|tensor memory not completely freed|an async error has occured in external entity "
-        r"outside of CUDA",
+        r"an illegal instruction was encountered|CUDA error: misaligned address"
+        r"|invalid program counter|operation not supported on global/shared address space"
+        r"|hardware stack error|Invalid access of peer GPU memory over nvlink or a hardware error"
+        r"|uncorrectable NVLink error|tensor memory not completely freed"
+        r"|an async error has occured in external entity outside of CUDA",
         *(220, 226, 714, 715, 716, 717, 718, 721, 911),
         exit_code=MACHINE,
     ),
@@ -236,8 +231,9 @@ _OF_GPUS = (
         "Try a smaller encode.batch_tokens, and builds of torch and the driver that belong "
         "together.",
         runtime_error(
-            r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|INVALID_VALUE|NOT_SUPPORTED)"
-            r"|CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR|INTERNAL_ERROR(?!_)|NOT_SUPPORTED|NOT_INITIALIZED)"
+            r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|INVALID_VALUE"
+            r"|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR|INTERNAL_ERROR(?!_)"
+            r"|NOT_SUPPORTED|NOT_INITIALIZED)"
         ),
         smaller_batch_helps=True,
         row_can_cause=True,
@@ -296,8 +292,8 @@ _OF_GPUS = (
         "The NVIDIA driver is older than the CUDA that this torch was built for.",
         "Update the driver, or install a torch built for the CUDA version that `nvidia-smi` shows.",
         runtime_error(
-            r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA "
-            r"runtime"
+            r"NVIDIA driver on your system is too old"
+            r"|CUDA driver version is insufficient for CUDA runtime"
             r"|API call is not supported in the installed CUDA driver",
             *(35, 36),
         ),
@@ -347,12 +343,11 @@ _OF_GPUS = (
         "compiled here.",
         "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability.",
         runtime_error(
-            r"no kernel image is available for execution on the device|device kernel image is "
-            r"invalid"
-            r"|invalid device function|the provided PTX was compiled with an unsupported toolchain"
-            r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH"
-            r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation "
-            r"was disabled",
+            r"no kernel image is available for execution on the device"
+            r"|device kernel image is invalid|invalid device function"
+            r"|the provided PTX was compiled with an unsupported toolchain"
+            r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH|a PTX JIT compilation failed"
+            r"|PTX JIT compiler library not found|PTX JIT compilation was disabled",
             *(98, 200, 209, 218, 221, 222, 223, 300),
         ),
         log=r"CUDA error: no kernel image is available for execution on the device",
@@ -365,10 +360,9 @@ _OF_GPUS = (
         "with all devices of the GPU (`docker run --gpus all`), or reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
-            r"|CUDA (?:driver )?error: (?:initialization error|operation not "
-            r"(?:permitted|supported)\b(?! on global))"
-            r"|Unexpected error from cudaGetDeviceCount|OS call failed or operation not supported "
-            r"on this OS",
+            r"|CUDA (?:driver )?error: (?:initialization error|operation not (?:permitted"
+            r"|supported)\b(?! on global))|Unexpected error from cudaGetDeviceCount"
+            r"|OS call failed or operation not supported on this OS",
             *(3, 304, 800, 801),
         ),
         error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
@@ -453,12 +447,13 @@ RULES: tuple[Rule, ...] = (
         # RuntimeErrors of torch: its CPU allocator, and cuDNN's buffers on the host.
         runtime_error(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-            r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|CUDNN_STATUS_ALLOC_FAILED|^std::bad_alloc"
+            r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+            r"|^std::bad_alloc"
         ),
         Sign(_OS_ERROR, (errno.ENOMEM,)),
         error(r"Cannot allocate memory \(os error 12\)"),
-        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|memory allocation of \d{1,20} "
-        r"bytes failed",
+        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError"
+        r"|memory allocation of \d{1,20} bytes failed",
         exit_code=None,
         smaller_batch_helps=True,
         row_can_cause=True,
@@ -561,8 +556,8 @@ RULES: tuple[Rule, ...] = (
         error(r"^Error no file named |is not a valid JSON file", "builtins.OSError"),
         error(r"Error while deserializing", *_SAFETENSORS),
         runtime_error(
-            r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`|^Error\(s\) "
-            r"in loading state_dict"
+            r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`"
+            r"|^Error\(s\) in loading state_dict"
         ),
     ),
     misconfigured(
@@ -572,8 +567,8 @@ RULES: tuple[Rule, ...] = (
         "Correct it under `env:` or in the shell; commas part the options, and Booleans are True "
         "and False.",
         error(
-            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator "
-            r"backend|core/AllocatorConfig\.h",
+            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend"
+            r"|core/AllocatorConfig\.h",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
@@ -640,9 +635,8 @@ RULES: tuple[Rule, ...] = (
         "Install chunkvisor with its extra `worker` where the workers run, and unset PYTHONHOME. "
         "The log says more.",
         # The last line of the log only: a traceback further up was survived.
-        log=r"No module named "
-        r"'?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
-        r"|Fatal Python error: (?:init_|config_|Failed to import)",
+        log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError"
+        r"|SyntaxError): [^\n]*\s*\Z|Fatal Python error: (?:init_|config_|Failed to import)",
         returncodes=(126, 127),
     ),
     crashed(
@@ -653,8 +647,8 @@ RULES: tuple[Rule, ...] = (
         "the Python stack.",
         "Update torch and the packages on the stack, or install builds for this CPU. After a bus "
         "error, look for a full disk or /dev/shm and for weights that were cut short.",
-        log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception|Illegal "
-        r"instruction)",
+        log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception"
+        r"|Illegal instruction)",
         returncodes=(-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL),
         smaller_batch_helps=True,
         row_can_cause=True,
@@ -663,8 +657,8 @@ RULES: tuple[Rule, ...] = (
         "aborted",
         "Native code gave up; the log says why, above the Python stack.",
         "Read the lines above the stack, and update the package that wrote them.",
-        log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active "
-        r"exception)",
+        log=r"Fatal Python error: Aborted|terminate called (?:after throwing"
+        r"|without an active exception)",
         returncodes=(-SIGABRT,),
         row_can_cause=True,
     ),
@@ -681,9 +675,9 @@ RULES: tuple[Rule, ...] = (
             "builtins.OSError",
         ),
         runtime_error(
-            r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
-            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol "
-            r"cudnn"
+            r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)"
+            r"|CUDNN_STATUS_VERSION_MISMATCH|Unable to load any of \{libcudnn"
+            r"|Could not load symbol cudnn|Cannot load symbol cudnn"
         ),
     ),
     misconfigured(

@@ -147,11 +147,10 @@ _SECRETS = (
     r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
     r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
 )
-_SECRET_PATTERNS = tuple(re.compile(pattern) for pattern in _SECRETS)
 
 
 def masked(text: str) -> str:
     """Return the text with passwords and tokens replaced by ***."""
-    for pattern in _SECRET_PATTERNS:
-        text = pattern.sub(r"\1***", text)
+    for pattern in _SECRETS:
+        text = re.sub(pattern, r"\1***", text)
     return text

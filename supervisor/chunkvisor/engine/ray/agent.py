@@ -260,7 +260,7 @@ class Agent:
                 self._report(number, beat=read_beat(each.files.beat))
             if returncode is not None:
                 del self._running[number]
-                self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())
+                self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills)
         state = (self._engine.loading, self._engine.warm)
         if state != self._state:
             self._state = state

@@ -45,7 +45,7 @@ class _RayWorker:
         self.warm = warm  # as expected, until its start is reported
         self._called = False
         self._returncode: int | None = None
-        self._kills = 0
+        self.oom_kills = 0
 
     def take_report(self, report: NodeReport) -> None:
         """Take in a report of it. When it has ended, its files are here, with the last beat."""
@@ -53,7 +53,7 @@ class _RayWorker:
             self.pid = report.pid
             self.warm = report.warm
         if report.returncode is not None:
-            self._kills = report.oom_kills
+            self.oom_kills = report.oom_kills
             self._returncode = report.returncode
         self._called = True
 
@@ -73,9 +73,6 @@ class _RayWorker:
 
     def poll(self) -> int | None:
         return self._returncode
-
-    def oom_kills(self) -> int:
-        return self._kills
 
     def signal(self, number: signal.Signals) -> None:
         if self._returncode is None:
