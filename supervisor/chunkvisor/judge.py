@@ -11,6 +11,7 @@ from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Resu
 from chunkvisor_worker.contract.rules import AT_WORK, BEFORE_WORK, CONFIG, DISK, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import (
     Diagnosis,
+    Known,
     OomFigures,
     diagnose,
     diagnose_log,
@@ -191,7 +192,7 @@ class Evidence:
     beat: Beat | None = None
     log_tail: str = ""
     oom_kills: int = 0  # rise of the cgroup's oom_kill counter while the attempt lived
-    disk_free_bytes: int | None = None
+    disk_free_bytes: int | None = None  # on that of its folder or of TMPDIR, which has less
     limits: Limits = ONE_ROW  # batch limits that the attempt ran under
     on_cpu: bool = False  # the worker was given no GPU
 
@@ -253,8 +254,14 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
         )
     # The fault that it recorded has the exception and the phase; log and exit code say less.
     if evidence.fault is not None:
-        return _diagnosed(base, diagnose(evidence.fault))
+        return _diagnosed(base, diagnose(evidence.fault, _known(evidence)))
     return _without_record(evidence, base, code, at_texts=at_texts)
+
+
+def _known(evidence: Evidence) -> Known:
+    free_bytes = evidence.disk_free_bytes
+    has_space = free_bytes is not None and free_bytes >= NEARLY_FULL_BYTES
+    return Known(evidence.on_cpu, has_space)
 
 
 def _without_record(
@@ -285,7 +292,8 @@ def _without_record(
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # Its last words may still be in the log.
-    diagnosis = diagnose_log(evidence.log_tail, code, base.phase)
+    known = _known(evidence)
+    diagnosis = diagnose_log(evidence.log_tail, code, base.phase, known)
     if diagnosis is not None:
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
@@ -294,7 +302,7 @@ def _without_record(
         )
     reason = f"ended with {describe_exit(code)} and left no record"
     verdict = replace(base, reason=reason, row_can_cause=code < 0 or at_texts)
-    if code == WorkerExit.DISK_FULL:
+    if code == WorkerExit.DISK_FULL and not (at_texts and known.has_space):
         reason = f"{reason}: the disk is full or failing"
         return replace(verdict, outcome=Outcome.DISK_FULL, reason=reason, exit_code=DISK)
     return replace(verdict, outcome=Outcome.CRASHED)

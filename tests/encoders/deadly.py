@@ -1,9 +1,9 @@
 """An encoder for which a text that begins with "do " is an order: it ends its worker, or fails, in
 the way it names.
 
-`do exit N`, `do signal N`, `do raise CLASS`, `do quote WORDS` (an error that quotes the text), `do
-assert` (a device-side assert), `do fit N` (larger batches run out of memory), `do nan`. More words
-may follow. A text that begins with "bad" gets NaN as well. While a file `model.kwargs.mended`
+`do exit N`, `do print WORDS` (then exit 1), `do signal N`, `do raise CLASS`, `do quote WORDS` (an
+error that quotes the text), `do say WORDS` (one that has no other words), `do assert` (a device-side
+assert), `do fit N` (larger batches run out of memory), `do nan`. More words may follow. A text that begins with "bad" gets NaN as well. While a file `model.kwargs.mended`
 exists (without the key: `mended` in the current folder), all texts are harmless.
 """
 
@@ -29,6 +29,9 @@ def obey(text, rows):
     match how:
         case "exit":
             os._exit(int(words[0]))
+        case "print":
+            print(" ".join(words), flush=True)
+            os._exit(1)
         case "signal":
             os.kill(os.getpid(), int(words[0]))
             signal.pause()
@@ -36,6 +39,8 @@ def obey(text, rows):
             raise RAISED[words[0]]
         case "quote":
             raise RuntimeError("cannot encode: " + text)
+        case "say":
+            raise ValueError(" ".join(words))
         case "assert":
             raise AcceleratorError("CUDA error: device-side assert triggered")
         case "fit" if rows > int(words[0]):

@@ -210,7 +210,7 @@ CASES = (
     Case(
         "no-gpu",
         {"out/0": "no_gpu@load"},
-        69,
+        78,
         {"setup": 1},
         ("No CUDA GPUs are available",),
         done=(),

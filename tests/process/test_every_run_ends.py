@@ -11,7 +11,16 @@ from harness import Workplace, finish, wait_for
 TEXTS = [f"text {number}" for number in range(60)]
 BAD = 27
 
-DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "quote GPU has fallen off the bus")
+DEEDS = (
+    *("exit 1", "exit 23", "exit 24", "exit 120", "signal 7", "signal 15"),
+    "quote GPU has fallen off the bus",
+    # What is known (the device, the phase, free space) outweighs what is said.
+    "say GPU has fallen off the bus",
+    "say No CUDA GPUs are available",
+    "print CUDA error: uncorrectable ECC error encountered",
+    "print ModuleNotFoundError: No module named 'this'",
+    "print OSError: [Errno 28] No space left on device",
+)
 
 
 @pytest.mark.parametrize("deed", DEEDS)

@@ -18,6 +18,10 @@ OOM = Fault(
     4,
 )
 UNKNOWN = Fault(Phase.FORWARD, (Cause("builtins.KeyError", (), "'x'"),), "")
+GPU_LOST = Fault(
+    Phase.FORWARD, (Cause("builtins.ValueError", (), "GPU has fallen off the bus"),), ""
+)
+AT_TEXTS = Beat(1, 1, Phase.FORWARD)
 SEGFAULT_LOG = (
     "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call "
     "first):\n"
@@ -145,6 +149,16 @@ WITHOUT_A_RECORD: dict[str, Row] = {
         Evidence(WorkerExit.DISK_FULL),
         Outcome.DISK_FULL,
         "the disk is full or failing",
+    ),
+    "no room for the record, said in a batch where there is room": (
+        Evidence(WorkerExit.DISK_FULL, beat=AT_TEXTS, disk_free_bytes=NEARLY_FULL_BYTES),
+        Outcome.CRASHED,
+        "exit code 24",
+    ),
+    "a GPU is lost, said on a CPU": (
+        Evidence(1, fault=GPU_LOST, on_cpu=True),
+        Outcome.CRASHED,
+        "ValueError: GPU has fallen off the bus",
     ),
     "without its parent": (Evidence(WorkerExit.ORPHANED), Outcome.INTERRUPTED, "exit code 25"),
 }

@@ -7,12 +7,10 @@ attempt's texts are written.
 
 import contextlib
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import assert_never
 
 from chunkvisor import messages
@@ -56,7 +54,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.attempt import Salvage
-from chunkvisor.store.disk import start_failure, with_free_space
+from chunkvisor.store.disk import start_failure, temporary_folder, with_free_space
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
@@ -417,10 +415,8 @@ def _judge_attempt(
     left = Salvage() if attempt.has_result else folder.salvage()
     # The disks of another machine are not ours.
     if verdict.outcome is Outcome.DISK_FULL and not attempt.handle.site.node:
-        temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
-        verdict = replace(
-            verdict, reason=with_free_space(verdict.reason, output.workdir, temporary)
-        )
+        reason = with_free_space(verdict.reason, output.workdir, temporary_folder())
+        verdict = replace(verdict, reason=reason)
     some_good = 0 < len(verdict.bad_rows) < len(attempt.task.texts)
     start = folder.spec.start
     return AttemptEnded(

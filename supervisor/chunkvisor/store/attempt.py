@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.disk import least_free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, remove_folder, sync_folder
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
@@ -106,7 +106,7 @@ class AttemptFolder:
             fault=read_message(Fault, files.fault),
             beat=beat,
             log_tail=read_tail(files.log),
-            disk_free_bytes=free_bytes(files.folder),
+            disk_free_bytes=least_free_bytes(files.folder),
             on_cpu=self.spec.device == "cpu",
         )
         return self._with_vectors(evidence, result) if result else evidence

@@ -72,6 +72,17 @@ def nearest_existing(path: Path) -> Path:
     return next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
 
 
+def temporary_folder() -> Path:
+    """Return the folder for temporary files, as workers have it unless `env` names another."""
+    return Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - it need not be there
+
+
+def least_free_bytes(folder: Path) -> int | None:
+    """Return what is free in this folder, or in that for temporary files if that has less."""
+    found = [free_bytes(each) for each in (folder, temporary_folder())]
+    return min((each for each in found if each is not None), default=None)
+
+
 def free_bytes(folder: Path) -> int | None:
     """Return what the user may still write on the folder's file system; None if not known."""
     try:

@@ -23,7 +23,7 @@ from chunkvisor_worker import Busy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES
-from chunkvisor_worker.contract.taxonomy import LINE_CHARS, diagnose, diagnose_log, read_oom
+from chunkvisor_worker.contract.taxonomy import LINE_CHARS, Known, diagnose, diagnose_log, read_oom
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import TextsDamagedError
 from chunkvisor_worker.plugin import BadOutputError, PluginError
@@ -31,8 +31,9 @@ from chunkvisor_worker.tokenizer import WrongModelError
 from harness import ROOT
 from late import Late
 
-LOAD, TOKENIZE, INIT, FORWARD, WRITE = (
+LOAD, START, TOKENIZE, INIT, FORWARD, WRITE = (
     Phase.MODEL_LOAD,
+    Phase.START,
     Phase.TOKENIZE,
     Phase.CUDA_INIT,
     Phase.FORWARD,
@@ -418,6 +419,38 @@ def test_log(tail: str, returncode: int, rule: str) -> None:
     """A worker that left no record is judged by the end of its log, then by its return code."""
     found = diagnose_log(tail, returncode)
     assert (found.rule.name if found else "") == rule
+
+
+SAID: list[tuple[str | BaseException, tuple[str, str, str, str]]] = [
+    # words, and the rules by them: where nothing is known, on a CPU, with free space, in a batch
+    ("CUDA error: uncorrectable ECC error encountered", ("gpu-ecc-error", "", "gpu-ecc-error",
+        "gpu-ecc-error")),
+    ("ModuleNotFoundError: No module named 'x'", (*3 * ("worker-not-started",), "")),
+    ("OSError: [Errno 28] No space left on device", ("disk-full", "disk-full", "", "disk-full")),
+    ("CUDA out of memory", 4 * ("gpu-out-of-memory",)),
+    (ValueError("GPU has fallen off the bus"), ("gpu-lost", "unknown-at-load", "gpu-lost", "gpu-lost")),
+    (RuntimeError("No CUDA GPUs are available"), ("no-gpu-visible", "unknown-at-load",
+        *2 * ("no-gpu-visible",))),
+    (RuntimeError("No space left on device"), ("disk-full", "disk-full", "unknown-at-load", "disk-full")),
+    # What the class or the number says is known.
+    (cuda(214, "uncorrectable ECC error encountered"), 4 * ("gpu-ecc-error",)),
+    (OSError(errno.ENOSPC, "No space left on device"), 4 * ("disk-full",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "rules"), SAID, ids=[repr(row[0])[:40] for row in SAID])
+def test_what_is_known_outweighs_what_is_said(
+    said: str | BaseException, rules: tuple[str, str, str, str]
+) -> None:
+    """Rules of GPUs need a GPU, those of a start the start, those of a full disk a full one."""
+    nothing, on_cpu, has_space = Known(), Known(on_cpu=True), Known(has_space=True)
+    places = ((START, nothing), (START, on_cpu), (START, has_space), (FORWARD, nothing))
+    for rule, (phase, known) in zip(rules, places, strict=True):
+        if isinstance(said, BaseException):
+            found: Any = diagnose(fault_of(said, phase), known)
+        else:
+            found = diagnose_log(said, 1, phase, known)
+        assert (found.rule.name if found else "") == rule
 
 
 QUOTED = (

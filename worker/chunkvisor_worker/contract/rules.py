@@ -637,6 +637,7 @@ RULES: tuple[Rule, ...] = (
         # The last line of the log only: a traceback further up was survived.
         log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError"
         r"|SyntaxError): [^\n]*\s*\Z|Fatal Python error: (?:init_|config_|Failed to import)",
+        phases=LOAD,
         returncodes=(126, 127),
     ),
     crashed(

@@ -6,7 +6,7 @@ from signal import SIGABRT, Signals
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rules import ENCODER_BROKEN, ON_TEXTS, RULES, Rule, Sign
+from chunkvisor_worker.contract.rules import ENCODER_BROKEN, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
 
 # of a message: bounds the time of every pattern, whatever a plug-in puts there
 HEAD_CHARS = 16 << 10
@@ -68,7 +68,18 @@ class Diagnosis:
     cause: Cause | None = None  # that exception; None if there is only a log or a return code
 
 
-def diagnose(fault: Fault) -> Diagnosis:
+@frozen
+class Known:
+    """What is known of the place of a fault; it outweighs what a message says."""
+
+    on_cpu: bool = False  # the worker was given no GPU
+    has_space: bool = False  # the disks that it writes to are not full
+
+
+NOTHING = Known()
+
+
+def diagnose(fault: Fault, known: Known = NOTHING) -> Diagnosis:
     """Find the first rule that an exception of the chain shows. Always finds one, never raises."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in RULES:
@@ -77,7 +88,7 @@ def diagnose(fault: Fault) -> Diagnosis:
         )
         at_start = decisive and fault.phase in ON_TEXTS
         for cause, head in heads or [(Cause("unknown", (), ""), "")]:
-            if rule.phases and fault.phase not in rule.phases:
+            if not _is_possible(rule, fault.phase, known, cause):
                 continue
             if any(_shows(sign, cause, head, at_start=at_start) for sign in rule.signs):
                 first = next((line.strip() for line in head.splitlines() if line.strip()), "")
@@ -90,7 +101,9 @@ def diagnose(fault: Fault) -> Diagnosis:
     raise AssertionError("the last rule takes everything")
 
 
-def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diagnosis | None:
+def diagnose_log(
+    tail: str, returncode: int, phase: Phase | None = None, known: Known = NOTHING
+) -> Diagnosis | None:
     """Find what ended a worker that left no record; None if nothing shows it.
 
     `tail` is the end of its log, `returncode` as `Popen` has it, `phase` that of the last beat.
@@ -101,14 +114,14 @@ def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diag
     # Before an abort, the log has its reason. Before another signal it has not: a signal is sent
     # from outside, or by the kernel at once.
     explained = returncode > 0 or returncode == -SIGABRT
-    for rule in RULES:
-        elsewhere = rule.phases and phase is not None and phase not in rule.phases
-        told = (explained or returncode in rule.returncodes) and not elsewhere
+    rules = [rule for rule in RULES if _is_possible(rule, phase, known)]
+    for rule in rules:
+        told = explained or returncode in rule.returncodes
         found = re.search(rule.log, end, re.MULTILINE) if told and rule.log else None
         if found:
             first = end.rfind("\n", 0, found.start()) + 1
             return Diagnosis(rule, _plain(end[first:].partition("\n")[0]))
-    for rule in RULES:
+    for rule in rules:
         if returncode in rule.returncodes and (returncode < 0 or phase not in ON_TEXTS):
             how = (
                 f"ended by {Signals(-returncode).name}"
@@ -117,6 +130,18 @@ def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diag
             )
             return Diagnosis(rule, how)
     return None
+
+
+def _is_possible(rule: Rule, phase: Phase | None, known: Known, cause: Cause | None = None) -> bool:
+    """Say whether the rule can hold by what is known; the class of a `cause` is knowledge, too."""
+    if rule.phases and phase is not None and phase not in rule.phases:
+        return False
+    # Out of memory only makes batches smaller: for that, words are enough.
+    if known.on_cpu and rule.name in OF_GPUS and rule.outcome is not Outcome.GPU_OOM:
+        return cause is not None and cause.name.startswith(_LIBRARIES)
+    if known.has_space and rule.outcome is Outcome.DISK_FULL:
+        return cause is not None and "builtins.OSError" in (cause.name, *cause.bases)
+    return True
 
 
 def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
