@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.commands.onefile import OUTPUT
-from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.load import LoadedConfig, RowChoice, from_values, in_sections, load
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
@@ -170,9 +170,9 @@ def run(
     done. Signals are caught in the main thread alone.
     """
     loaded = load(Path(config_path), _overrides(set))
-    if max_rows is not None:
-        loaded = loaded.trial(max_rows)
-    request = Request(loaded, max_rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
+    rows = RowChoice(max_rows)
+    loaded = loaded.of_rows(rows)
+    request = Request(loaded, rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
     return _run(request, on_event, progress)
 
 
@@ -253,7 +253,11 @@ def encode(
             config = from_values(values, folder, overrides)
             loaded = LoadedConfig(config, folder / "(Python)", folder, overrides)
             request = Request(
-                loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps
+                loaded,
+                from_scratch=from_scratch,
+                update=update,
+                stop_after_s=stop_after_s,
+                keeps=keeps,
             )
             vectors = _run(request, on_event, progress, _place_in_call).outputs[OUTPUT].vectors()
         except ChunkvisorError as error:

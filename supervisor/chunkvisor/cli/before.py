@@ -16,6 +16,7 @@ from chunkvisor.cli.parameters import (
     config_argument,
     flag,
     json_option,
+    part_option,
     set_option,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -32,17 +33,26 @@ def _print_step(step: str) -> None:
 @click.option(
     "--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output."
 )
+@part_option()
 @json_option
-def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
+def plan(
+    config: Path,
+    overrides: tuple[str, ...],
+    max_rows: int | None,
+    part: tuple[int, int] | None,
+    as_json: bool,
+) -> None:
     """Show what a run of CONFIG would do and need.
 
     It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its
     speed. It uses no GPU and writes nothing into the workdir.
     """
     from chunkvisor.commands.plan import forecast, plan_lines
-    from chunkvisor.config.load import load
+    from chunkvisor.config.load import RowChoice, load
 
-    found = forecast(load(config, overrides), max_rows, _print_step)
+    if max_rows and part:
+        raise click.UsageError("--max-rows cannot be combined with --part.")
+    found = forecast(load(config, overrides), RowChoice(max_rows, part), _print_step)
     if as_json:
         print_json(found)
     else:

@@ -1,5 +1,6 @@
 """The arguments and options that several commands share."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,16 @@ def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) 
         raise click.BadParameter(str(error)) from None
 
 
+def _part(ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """Return (3, 8) of 3/8, and keep it for a WORKDIR that a config names."""
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text or "")
+    part = (int(numbers[1]), int(numbers[2])) if numbers else None
+    if text is not None and (part is None or not 1 <= part[0] <= part[1]):
+        raise click.BadParameter(f"{text} is not a part such as 3/8, counted from 1")
+    ctx.meta["part"] = part
+    return part
+
+
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     """Return the workdir: the path itself, or that of the config at the path.
 
@@ -44,7 +55,7 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     if not path.is_file() or ctx.resilient_parsing:
         return path
     from chunkvisor.commands.housekeeping import is_final
-    from chunkvisor.config.load import load
+    from chunkvisor.config.load import RowChoice, load
 
     if (
         ctx.info_name == "verify"
@@ -52,13 +63,22 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
         and is_final(path)
     ):
         return path
-    return load(path).config.workdir
+    return load(path).of_rows(RowChoice(part=ctx.meta.get("part"))).config.workdir
 
 
 config_argument = click.argument("config", type=click.Path(path_type=Path))
 # The folder of a run, or the config that names it; of `verify`, also a final file.
 workdir_argument = click.argument(
     "workdir", type=click.Path(path_type=Path), callback=_named_by_config
+)
+# Handled before the WORKDIR, whatever the order in which they were typed.
+part_option = partial(
+    click.option,
+    "--part",
+    metavar="K/N",
+    callback=_part,
+    is_eager=True,
+    help="The K-th of N equal parts of the rows, in WORKDIR-part-K-of-N.",
 )
 set_option = click.option(
     "--set",

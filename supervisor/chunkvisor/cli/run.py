@@ -15,6 +15,7 @@ from chunkvisor.cli.parameters import (
     config_argument,
     flag,
     log_format,
+    part_option,
     quiet,
     set_option,
     stop_after,
@@ -166,20 +167,27 @@ def encode(
     metavar="N",
     help="Try N rows of every output, in WORKDIR-first-N.",
 )
+@part_option()
 @flag("--update", help="Accept changed sources, and encode only texts that have no vector yet.")
 @flag("--from-scratch", help="Start over; complete new results replace the earlier ones.")
 @flag("--yes", help="With --from-scratch: do not ask first.")
 @stop_after
 @quiet
 @log_format
-def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given: Any) -> None:
+def run(
+    config: Path,
+    overrides: tuple[str, ...],
+    max_rows: int | None,
+    part: tuple[int, int] | None,
+    **given: Any,
+) -> None:
     """Embed the texts described by CONFIG.
 
     Run the same command again to continue after a stop, a crash, a kill or a power cut. Ctrl-C
     finishes the chunks in progress, a second Ctrl-C stops at once. The exit code is 0 if all is
     complete, 3 if some rows have no vector, and 75 if running it again will help.
     """
-    from chunkvisor.config.load import load
+    from chunkvisor.config.load import RowChoice, load
     from chunkvisor.show.lines import next_steps
     from chunkvisor.supervise.resources import Request
     from chunkvisor.supervise.session import run as run_session
@@ -190,10 +198,11 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
         )
+    if max_rows and part:
+        raise click.UsageError("--max-rows cannot be combined with --part.")
+    rows = RowChoice(max_rows, part)
     with _view_of_run(given["quiet"], given["log_format"]) as observer:
-        loaded = load(config, overrides)
-        if max_rows:
-            loaded = loaded.trial(max_rows)
+        loaded = load(config, overrides).of_rows(rows)
         workdir = loaded.config.workdir
         question = (
             f"Discard everything done so far for {', '.join(loaded.config.outputs)} in {workdir}?"
@@ -202,7 +211,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             raise click.Abort
         request = Request(
             loaded,
-            max_rows,
+            rows,
             from_scratch,
             update,
             stop_after_s=given["stop_after_s"],

@@ -10,6 +10,7 @@ from chunkvisor.cli.parameters import (
     config_argument,
     flag,
     json_option,
+    part_option,
     workdir_argument,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -83,6 +84,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 @workdir_argument
 @json_option
 @flag("--watch", help="Follow the run until it ends; with --json, print a line for each change.")
+@part_option(expose_value=False)
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     """Show how far the run in WORKDIR is.
 
@@ -142,6 +144,7 @@ def report(workdir: Path, output: Path | None) -> None:
 
 @command("verify", "cache/embeddings")
 @workdir_argument
+@part_option(expose_value=False)
 @json_option
 def verify(workdir: Path, as_json: bool) -> None:
     """Check every file in WORKDIR against its record.

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from chunkvisor.config.choices import EngineKind
-from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.config.load import LoadedConfig, RowChoice, load
 from chunkvisor.config.model import Config, encode_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
@@ -201,7 +201,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     for name, output in config.outputs.items():
         case.sources[name] = output.template_note
         try:
-            try_first_row(request_of(config, name, None))
+            try_first_row(request_of(config, name, RowChoice()))
         except Halt as halt:
             if halt.code is ExitCode.CONFIG:
                 case.sources[name] = halt

@@ -17,7 +17,7 @@ import numpy as np
 from chunkvisor import testing
 from chunkvisor.child import run_child
 from chunkvisor.commands.plan import table_of
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
@@ -51,7 +51,7 @@ class _Runs:
         """Stage the rows in `folder` to count them. Raises Halt (78) if they are too few."""
         config = loaded.config
         name = next(iter(config.outputs))
-        distinct = table_of(config, name, ROWS, folder, lambda _: None).distinct
+        distinct = table_of(config, name, RowChoice(ROWS), folder, lambda _: None).distinct
         if distinct < CHUNKS:
             raise config_error(
                 f"output {name} has {distinct} different texts in its first {ROWS} rows",

@@ -18,7 +18,7 @@ import psutil
 
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
@@ -56,14 +56,12 @@ MOST_TEXTS = 1_000_000
 _BAR = 39
 
 
-def forecast(
-    loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) -> dict[str, Any]:
     """Return what `plan --json` prints; `say` gets the name of each slow step.
 
     Raises Halt if a run would refuse the source or the model; OSError.
     """
-    config = loaded.config
+    config = (loaded if rows.part is None else loaded.of_rows(rows)).config
     model = ModelFolder()
     notes = list[str]()
     rate, entry_s = pace_before(config)
@@ -74,9 +72,7 @@ def forecast(
     kind = config.device[0].partition(":")[0]
     proposed = propose(rate, entry_s, config.workers.per_device * devices, kind)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
-        tables = {
-            name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs
-        }
+        tables = {name: table_of(config, name, rows, Path(folder), say) for name in config.outputs}
         refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
         outputs = {
             name: _read_output(config, name, table, proposed) for name, table in tables.items()
@@ -84,7 +80,7 @@ def forecast(
         for name, output in config.outputs.items():
             if output.template_note:
                 notes.append(f"{name}: {output.template_note}")
-            if outputs[name].pop("of_another_source") and max_rows is None:
+            if outputs[name].pop("of_another_source") and rows.first is None:
                 notes.append(
                     f"{name}: the workdir has vectors of another source; `run --update` takes over "
                     f"what it can"
@@ -158,11 +154,11 @@ def _sum_known(numbers: Iterable[int | None]) -> int | None:
 
 
 def table_of(
-    config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]
+    config: Config, name: str, rows: RowChoice, scratch: Path, say: Callable[[str], None]
 ) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
     layout = Layout(config.workdir).output(name)
-    request = request_of(config, name, max_rows)
+    request = request_of(config, name, rows)
     if staged_before(request, layout):
         with suppress(DamagedError):  # the next run stages it again
             return StagedTable.open(layout.table)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.commands.plan import table_of
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.expected import difference_and_cosine
@@ -58,7 +58,9 @@ def tune(
     source = _source_to_tune(config)
     devices = find_devices(config.device)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
-        tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
+        tables = [
+            table_of(config, output, RowChoice(), Path(scratch), say) for output in config.outputs
+        ]
         total = sum(table.distinct for table in tables)
 
         def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:

@@ -152,6 +152,25 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
 
 
 @frozen
+class RowChoice:
+    """Which rows of each output a run takes: all of them, the first ones, or one of equal parts.
+
+    Rows that `where` leaves out do not count.
+    """
+
+    first: int | None = None
+    part: tuple[int, int] | None = None
+    """(3, 8) is the third of eight parts, which differ by one row at most."""
+
+    @property
+    def suffix(self) -> str:
+        """What the name of its workdir has at its end, since each choice has its own."""
+        if self.part is not None:
+            return "-part-{}-of-{}".format(*self.part)
+        return "" if self.first is None else f"-first-{self.first}"
+
+
+@frozen
 class LoadedConfig:
     """A valid config and where it came from."""
 
@@ -165,13 +184,13 @@ class LoadedConfig:
     by_options: bool = False
     """Whether it was made of the options of `chunkvisor encode`."""
 
-    def trial(self, max_rows: int) -> "LoadedConfig":
-        """Copy it with a separate workdir, for a trial of this many rows."""
+    def of_rows(self, rows: RowChoice) -> "LoadedConfig":
+        """Copy it with the workdir for these rows; a trial of the first ones reuses nothing."""
         workdir = self.config.workdir
-        separate = workdir.with_name(f"{workdir.name}-first-{max_rows}")
-        return replace(
-            self, config=self.config.model_copy(update={"workdir": separate, "reuse_from": ()})
-        )
+        changed: dict[str, Any] = {"workdir": workdir.with_name(workdir.name + rows.suffix)}
+        if rows.first is not None:
+            changed["reuse_from"] = ()
+        return replace(self, config=self.config.model_copy(update=changed))
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:

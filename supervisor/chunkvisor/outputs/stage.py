@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note, Staging
 from chunkvisor.outputs.forms import asked_form, form_of
@@ -31,7 +31,7 @@ class Wanted:
     """What a run wants of its outputs, and what it offers while they are opened."""
 
     loaded: LoadedConfig
-    max_rows: int | None
+    rows: RowChoice
     from_scratch: bool
     update: bool
     place: Path | None
@@ -68,7 +68,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
             "Restore the file, or add --from-scratch to discard what is done.",
         )
     before = None if wanted.from_scratch else found.fixed
-    request = request_of(wanted.loaded.config, name, wanted.max_rows)
+    request = request_of(wanted.loaded.config, name, wanted.rows)
     if before:
         was = before.identity
         # A changed config is refused before minutes are spent on reading the source anew.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor import child
+from chunkvisor.config.load import RowChoice
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, halt_of
 from chunkvisor.sources.remote import is_remote
@@ -68,16 +69,19 @@ def stage_table(
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""
+        remedy = "Correct them, or remove the output."
+        if request.part is not None:
+            where += ", or fewer than parts"
+            remedy = "Take fewer parts."
         raise config_error(
-            f"The sources have no rows{where}: {', '.join(request.sources[:10])}",
-            "Correct them, or remove the output.",
+            f"The sources have no rows{where}: {', '.join(request.sources[:10])}", remedy
         )
     remove_folder(folder)
     partial.rename(folder)
     return StagedTable.open(folder)
 
 
-def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
+def request_of(config: Config, name: str, rows: RowChoice) -> IngestRequest:
     """Return what is to be read for the output of the config.
 
     Raises Halt (78) if one of its sources is a file that chunkvisor keeps in the workdir.
@@ -101,7 +105,8 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
         output.skip_blank,
         output.where,
         output.columns,
-        max_rows,
+        rows.first,
+        rows.part,
         int(config.ingest.memory_limit),
     )
 
@@ -119,7 +124,7 @@ def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: 
             signature(resolve(request.sources))
             return
         with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-            first_row = replace(request, max_rows=1)
+            first_row = replace(request, max_rows=1, part=None)
             may_be_empty = request.where is not None  # which may leave that row out
             stage_table(first_row, Path(scratch) / "table", on_wait, may_be_empty=may_be_empty)
     except Halt as halt:

@@ -38,6 +38,7 @@ class IngestRequest:
     where: str | None = None  # SQL condition; rows for which it is not true are left out
     columns: tuple[str, ...] = ()  # carried along to the final file
     max_rows: int | None = None  # of all sources together, from the first on; None means all
+    part: tuple[int, int] | None = None  # (3, 8): the third of eight parts of the rows
     memory_limit_bytes: int = 1 << 30  # for the whole child, about
 
     @property

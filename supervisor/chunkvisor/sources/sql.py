@@ -461,9 +461,12 @@ class SqlReader:
             self._execute(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
             self._execute(f"INSERT INTO scratch.rows {select}")
 
-    def write_rows(self, path: Path) -> None:
-        """Write `rows.parquet`: row, source_row if `where` leaves rows out, carried columns."""
-        names = ["CAST(rowid AS BIGINT) AS row"]
+    def write_rows(self, path: Path, wanted: range) -> None:
+        """Write `rows.parquet`: row, source_row if `where` leaves rows out, carried columns.
+
+        It has the rows with the numbers `wanted`, and numbers them from 0.
+        """
+        names = [f"CAST(rowid - {wanted.start} AS BIGINT) AS row"]
         for name, found in self._found.items():
             kind = self._kept[name]
             column = quoted(name)
@@ -474,7 +477,8 @@ class SqlReader:
             names.append(f"CAST({column} AS {kind}) AS {column}")
         if self._request.where is not None:
             names.insert(1, "source_row")
-        rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
+        part = f"rowid BETWEEN {wanted.start} AND {wanted.stop - 1}"
+        rows = f"SELECT {', '.join(names)} FROM scratch.rows WHERE {part}"  # noqa: S608 - quoted names
         self._execute(
             f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, "
             f"ROW_GROUP_SIZE 20480)"

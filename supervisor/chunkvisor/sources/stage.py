@@ -9,13 +9,14 @@ disk.
 import contextlib
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,26 +55,27 @@ def stage(request: IngestRequest, folder: Path) -> None:
     database = SqlReader(request, scratch) if by_sql else None
     files = list[TableSource]()
     rows_read = 0
+    rows_kept = 0  # of those, by `where`
+    wanted = _rows_of_part(request, sources, scratch, by_sql=by_sql)
     spool = Spool(paths, scratch)
     for source in sources:
         rows_left = None if request.max_rows is None else request.max_rows - rows_read
-        if rows_left == 0:
+        if rows_left == 0 or rows_kept == wanted.stop:
             break
-        local = source
-        if source.is_elsewhere:
-            local = replace(source, path=scratch / "fetched")
-            download(source.place, local.path)
+        local = _fetched(source, scratch)
         first_row = spool.rows
         for place, text in _utf8_texts(database, local, request, rows_left):
             rows_read += 1
             if text is not None:
-                spool.append(text, place)
+                if rows_kept in wanted:
+                    spool.append(text, place)
+                rows_kept += 1
         if source.is_elsewhere:
             local.path.unlink()
         has_lines = source.format is not SourceFormat.PARQUET
         files.append(TableSource(source.place, has_lines, first_row, spool.rows - first_row))
     if database is not None and spool.rows and (request.where is not None or request.columns):
-        database.write_rows(paths.rows)
+        database.write_rows(paths.rows, wanted)
     distinct = spool.write_files()
     shutil.rmtree(scratch)
     for name, now in signature(sources).items():
@@ -88,6 +90,33 @@ def stage(request: IngestRequest, folder: Path) -> None:
             os.fsync(file.fileno())
     record = TableRecord(spool.rows, distinct, spool.empty, state, tuple(files))
     seal_table(folder, record)
+
+
+def _rows_of_part(
+    request: IngestRequest, sources: Sequence[SourceFile], scratch: Path, *, by_sql: bool
+) -> range:
+    """Return the numbers of the rows to take, which are counted by reading them if it is a part."""
+    if request.part is None:
+        return range(sys.maxsize)
+    counting = scratch / "counting"
+    counting.mkdir()
+    database = SqlReader(request, counting) if by_sql else None
+    count = 0
+    for source in sources:
+        texts = _utf8_texts(database, _fetched(source, scratch), request, None)
+        count += sum(text is not None for _, text in texts)
+    part, parts = request.part
+    return range(count * (part - 1) // parts, count * part // parts)
+
+
+def _fetched(source: SourceFile, scratch: Path) -> SourceFile:
+    """Return the file where it can be read: one that is elsewhere is fetched once."""
+    if not source.is_elsewhere:
+        return source
+    local = scratch / f"fetched-{hashlib.sha256(source.place.encode()).hexdigest()}"
+    if not local.exists():
+        download(source.place, local)
+    return replace(source, path=local)
 
 
 def _utf8_texts(

@@ -50,7 +50,7 @@ class Opening:
         self._arithmetic = arithmetic_variables(environment, self._config.env)
         self._wanted = Wanted(
             request.loaded,
-            request.max_rows,
+            request.rows,
             request.from_scratch,
             request.update,
             request.place,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.choices import EngineKind, Start
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.core.run import Run, WaitReporter, stopped
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
@@ -39,7 +39,7 @@ class Request:
     """What the command line adds to the config."""
 
     loaded: LoadedConfig
-    max_rows: int | None = None
+    rows: RowChoice = field(default_factory=RowChoice)
     from_scratch: bool = False
     update: bool = False  # take a source that has changed as it is now
     stop_after_s: float | None = None  # the most time that it may take; None = as long as it takes
@@ -126,7 +126,7 @@ class RunResources:
 
                 # A download takes minutes: what is wrong with a source is said before.
                 for name in self._config.outputs:
-                    wanted = request_of(self._config, name, self._request.max_rows)
+                    wanted = request_of(self._config, name, self._request.rows)
                     try_first_row(wanted, self.on_wait)
             if here is not None and model.is_folder:
                 found = here

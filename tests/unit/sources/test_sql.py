@@ -13,7 +13,6 @@ import yaml
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable, TableFiles
-from harness import ROOT
 from ingest_files import RowsOf, Stage, duckdb_of_today, wrap, write_parquet, write_texts
 
 ROWS: list[dict[str, Any]] = [
@@ -477,19 +476,3 @@ def test_remedies_work_as_printed(
         data = content if isinstance(content, bytes) else content.encode()
         (tmp_path / name).write_bytes(wrap(name, data))
     assert rows_of(follow(stage_here, name, wanted)) == texts
-
-
-def test_conditions_of_the_examples(tmp_path: Path, stage_here: Stage) -> None:
-    """The conditions by which the examples cut a source into parts hold for a CSV, JSON lines and
-    parquet.
-    """
-    wheres = set[str]()
-    for name in ("docs/how-to/several-machines.md", "examples/unattended/chunkvisor.sbatch"):
-        wheres |= set(re.findall(r"\.where=([^'\n]+)", (ROOT / name).read_text()))
-    assert len(wheres) == 4
-    for where in wheres:
-        for kind in ("csv", "jsonl", "parquet"):
-            write_texts(tmp_path / f"a.{kind}", ["x"] * 16)
-            part = re.sub(r"\{\}|\$\(\w+\)", "1", where)
-            table = stage_here(f"a.{kind}", column="text", where=part)
-            assert table.rows == 2
