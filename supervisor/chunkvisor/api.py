@@ -177,7 +177,7 @@ def run(
 
 
 @called_from_python
-def encode(
+def encode(  # noqa: PLR0913 - each is a key of the config
     texts: Iterable[str | None],
     *,
     model: StrPath,
