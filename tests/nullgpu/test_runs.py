@@ -96,6 +96,28 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     assert gpu_workplace.manifest()["quarantined"] == []
 
 
+def test_torch_is_asked_before_a_run_says_that_there_is_no_gpu(
+    gpu_workplace: GpuWorkplace,
+) -> None:
+    """As under WSL2, nvidia-smi fails, and no device file or variable shows the GPU: CUDA works, and
+    the first batches, which do not fit, are halved after the genuine assertion.
+    """
+    workplace = gpu_workplace
+    workplace.gpu.smi("unknown")
+    workplace.gpu.set(nvml__init=999, memory__0=f"{256 + 60}M", bool=1)
+    for file in (workplace.gpu.folder / "dev").iterdir():
+        file.unlink()
+    workplace.write_source(texts(100, words=500) + texts(900))
+    limits = {"chunk.size": 250, "encode.batch_size": 64, "encode.batch_tokens": None}
+    workplace.write_model_config(**limits)
+    workplace.ends(0)
+    assert workplace.vectors().shape == (1000, 64)
+    failed = workplace.named("attempt_failed")
+    assert {each["rule"] for each in failed} == {"nvml-assert-allocator"}
+    (chunk,) = {each["chunk"] for each in failed}
+    assert chunk == 0
+
+
 def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
     """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times
     mean nothing.

@@ -15,6 +15,7 @@ from chunkvisor.devices import gpu, handles
 from chunkvisor.devices.gpu import (
     CPU,
     Device,
+    ProbeReading,
     advised_dtype,
     find_devices,
     parse_devices,
@@ -33,6 +34,7 @@ from chunkvisor.devices.handles import (
 )
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import OtherProcesses
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import read_oom
 
@@ -147,19 +149,49 @@ def test_devices_are_found(
     assert devices in caught.value.why
 
 
+T4 = ProbedGpu("Tesla T4", (7, 5), 15 << 30)
+
+
+def cuda_says(message: str) -> Fault:
+    """Make the record of an error of torch before any batch."""
+    cause = Cause("builtins.RuntimeError", ("builtins.Exception",), message)
+    return Fault(Phase.CUDA_INIT, (cause,), "")
+
+
+@pytest.fixture
+def torch_reports(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what torch reports in its child; it is not asked at all if that is not called."""
+
+    def unasked(_environment: Any) -> ProbeReading:
+        raise AssertionError("torch was asked")
+
+    def report(*found: ProbedGpu, fault: Fault | None = None) -> None:
+        reading = ProbeReading(ProbeReport(Phase.DONE, gpus=found, fault=fault), 0)
+        monkeypatch.setattr(gpu, "ask_torch", lambda _environment: reading)
+
+    monkeypatch.setattr(gpu, "ask_torch", unasked)
+    return report
+
+
 @pytest.mark.parametrize(
-    ("output", "code", "files", "words"),
+    ("output", "code", "fault", "words"),
     [
-        ("GPU is lost.", 15, (), "nvidia-smi says: GPU is lost."),
-        ("NVIDIA-SMI has failed because", 9, (), "nvidia-smi says: NVIDIA-SMI has failed because"),
-        (None, 0, (), "nvidia-smi is not there"),
+        ("GPU is lost.", 15, None, "nvidia-smi says: GPU is lost.; torch finds none"),
+        ("NVIDIA-SMI has failed", 9, "No CUDA GPUs are available", "torch says: RuntimeError: No"),
+        (None, 0, None, "nvidia-smi is not there; torch finds none"),
     ],
 )
 def test_without_a_gpu(
-    machine: Machine, output: str | None, code: int, files: tuple[str, ...], words: str
+    machine: Machine,
+    torch_reports: Callable[..., None],
+    output: str | None,
+    code: int,
+    fault: str | None,
+    words: str,
 ) -> None:
-    """If there is none in nvidia-smi's list and no device file, the run ends with 69."""
-    machine(output, code, *files)
+    """If nvidia-smi lists none, there is no device file, and torch finds none, the run ends with 69."""
+    machine(output, code)
+    torch_reports(fault=cuda_says(fault) if fault else None)
     with pytest.raises(Halt) as caught:
         find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
@@ -167,6 +199,40 @@ def test_without_a_gpu(
     assert "set device to cpu" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found", "fault", "devices"),
+    [
+        ("cuda", (T4, T4), None, "0 1"),
+        ("cuda:1", (T4, T4), None, "1"),
+        ("cuda", (), "CUDA error: CUDA-capable device(s) is/are busy or unavailable", "0"),
+        ("cuda", (), "CUDA out of memory. Tried to allocate 2.00 MiB", "0"),
+    ],
+)
+def test_torch_is_asked_before_there_is_said_to_be_no_gpu(
+    machine: Machine,
+    torch_reports: Callable[..., None],
+    wanted: str,
+    found: tuple[ProbedGpu, ...],
+    fault: str | None,
+    devices: str,
+) -> None:
+    """Under WSL2 nvidia-smi may fail, and there are no device files: the GPUs on which torch
+    computes are the devices, and so is one that others hold at the moment.
+    """
+    machine(None)
+    torch_reports(*found, fault=cuda_says(fault) if fault else None)
+    expected = [
+        Device("cuda", number, T4.name, T4.total_bytes, T4.capability)
+        if found
+        else Device("cuda", number)
+        for number in devices.split()
+    ]
+    assert find_devices([wanted], {}) == tuple(expected)
+    with pytest.raises(Halt, match="0 visible GPUs"):
+        find_devices([wanted], {"CUDA_VISIBLE_DEVICES": "-1"})
+
+
+@pytest.mark.usefixtures("torch_reports")
 @pytest.mark.parametrize(
     ("files", "wanted", "visible", "names"),
     [

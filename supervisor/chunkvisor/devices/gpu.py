@@ -17,8 +17,10 @@ from chunkvisor.config.choices import Dtype
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.exits import PARENT_PID, Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ProbeReport
+from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import read_message
 
 # nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not
@@ -133,6 +135,27 @@ def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
         return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
 
 
+def _gpus_of_torch(environment: Mapping[str, str]) -> tuple[list[Device], str]:
+    """Return the GPUs that torch computes on, or none and why; their numbers are a worker's."""
+    workers = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PARENT_PID: str(os.getpid())}
+    try:
+        reading = ask_torch({**environment, **workers})
+    except OSError as error:
+        return [], str(error)
+    report = reading.report
+    if report is None or report.fault is None:
+        gpus = report.gpus if report is not None else ()
+        found = [
+            Device("cuda", str(index), gpu.name, gpu.total_bytes, gpu.capability)
+            for index, gpu in enumerate(gpus)
+        ]
+        return found, "torch finds none"
+    fault = diagnose(report.fault)
+    # A GPU that others hold is there: the first worker waits for it.
+    busy = fault.rule.outcome is Outcome.GPU_BUSY
+    return [Device("cuda", "0")] if busy else [], f"torch says: {fault.headline}"
+
+
 # --- which devices
 
 
@@ -142,7 +165,8 @@ def find_devices(
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`.
 
     If nvidia-smi lists no GPU, they are those that CUDA_VISIBLE_DEVICES names, or that have device
-    files: the first worker finds out whether CUDA works. Raises Halt (69) if there is no such GPU.
+    files: the first worker finds out whether CUDA works. Without these, as under WSL2, they are
+    those on which torch computes. Raises Halt (69) if there is no such GPU.
     """
     if "cpu" in wanted:
         return (CPU,)
@@ -162,6 +186,9 @@ def find_devices(
         visible = [Device("cuda", str(number)) for number in range(files)]
         said = "is not there" if answer.returncode is None else f"says: {answer.line}"
         smi = f"; nvidia-smi {said}"
+        if not files:
+            visible, torch = _gpus_of_torch(environment)
+            smi += f"; {torch}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     if max(indices, default=0) >= len(visible):
         asked = (
