@@ -1,5 +1,7 @@
-"""Runs `chunkvisor` as a person would, in a folder of its own, on texts whose right vectors are
-known.
+"""Runs `chunkvisor` in a folder as a person would, on texts whose right vectors are known.
+
+`Workplace` is that folder. Most encoders of tests/encoders make the vector of a text out of its
+sha256 (`vector_of`), so a test knows every right vector (`expected`).
 """
 
 import contextlib
@@ -59,7 +61,7 @@ local_engine_only = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The exit code of a command, and what it wrote."""
 
     returncode: int
     stdout: str
@@ -67,7 +69,18 @@ class Ended:
 
 
 class Workplace:
-    """A folder with a config, a source and a workdir."""
+    """A folder with a config, a source and a workdir.
+
+    `begin` and `start` start a command and return its process; the others wait for its end:
+
+    - `ends(75)` runs the config and checks the exit code
+    - `gives(texts)` runs it, and checks that it is complete with the vectors of these texts
+    - `does("verify", code=74)` calls another command about the config or the workdir
+    - `run()` and `call(...)` check nothing, unless a code is given
+
+    These commands run inside the test's process, which saves half a second of computing each; the
+    workers that they start are processes in any case.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,8 +93,10 @@ class Workplace:
         write_lines(self.folder / f"{name}.jsonl", [{"text": text} for text in texts])
 
     def write_config(self, encoder: str, **changes: Any) -> None:
-        """A config for one output `out` over the source, with a plug-in of tests/encoders; dotted
-        keys override.
+        """Write a config for one output `out` over the source, with a plug-in of tests/encoders.
+
+        Other keys are given by their dotted names, with `__` or in quotes:
+        `chunk__size=4`, `**{"chunk.size": 4}`.
         """
         config: dict[str, Any] = {
             "workdir": "work",
@@ -100,7 +115,7 @@ class Workplace:
         self.set(**changes)
 
     def set(self, **changes: Any) -> None:
-        """Change keys of the config, dotted ones as `write_config` has them."""
+        """Change keys of the config, named as for `write_config`."""
         config = yaml.safe_load(self.config_path.read_text())
         for key, value in changes.items():
             node = config
@@ -137,44 +152,40 @@ class Workplace:
         code: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Call a command; if a code is given, the command has to end with it, and without a
-        traceback.
-        """
-        ended = self.ended(list(map(str, arguments)), env or {})
+        """Call a command; if a code is given, check it, and that there is no traceback."""
+        ended = self.execute(list(map(str, arguments)), env or {})
         if code is not None:
             assert ended.returncode == code, f"{ended.stdout}{ended.stderr}"
             assert "Traceback" not in ended.stderr, ended.stderr
         return ended
 
-    def ended(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
-        """Run a command to its end, in this process where that can be: a new one costs half a
-        second of computing.
-        """
+    def execute(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
+        """Run a command to its end, in this process unless it is to run on Ray."""
         if self._goes_to_ray(*arguments):
             return finish(self.start(*arguments, env=env))
         with mock.patch.dict(os.environ, env):
             return self._here(arguments)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """`chunkvisor run` of the config."""
+        """Run the config, and check nothing."""
         return self.call("run", self.config_path, *arguments, env=env)
 
     def apart(self, *arguments: str) -> Ended:
-        """`chunkvisor run` of the config in a process of its own: some faults kill it."""
+        """Run the config in a process of its own, and check nothing: some faults kill it."""
         return finish(self.begin(*arguments))
 
     def begin(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start `chunkvisor run` of the config in a process of its own."""
+        """Start a run of the config in a process of its own."""
         return self.start("run", str(self.config_path), *arguments, env=env)
 
     def ends(self, code: int, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """Run the config; the run has to end with that code."""
+        """Run the config; check the exit code, and that there is no traceback."""
         return self.does("run", *arguments, code=code, env=env)
 
     def does(
         self, command: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None
     ) -> Ended:
-        """Call a command about the config or the workdir; it has to end with that code."""
+        """Call a command with the config or the workdir; check code and traceback."""
         about = self.workdir if command in _ABOUT_A_WORKDIR else self.config_path
         return self.call(command, about, *arguments, code=code, env=env)
 
@@ -185,7 +196,7 @@ class Workplace:
         bad: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Run the config; the run has to finish with the vectors of these texts, but for bad rows."""
+        """Run the config; check that it finishes with the vectors of these texts (see `has`)."""
         ended = self.ends(3 if bad else 0, *arguments, env=env)
         self.has(texts, bad)
         return ended
@@ -199,11 +210,10 @@ class Workplace:
         return finish(process)
 
     def _here(self, arguments: Sequence[str]) -> Ended:
-        """Run a command without a new interpreter; a bug is exit code 1 with a traceback, as it would be there.
+        """Run a command in this process; an exception becomes exit code 1 with a traceback.
 
-        Nor is there one to read the sources: to load DuckDB takes a quarter of a second of computing.
-
-        Pauses that a person does not notice are cut short.
+        The sources are read in this process as well (to load DuckDB takes a quarter of a second),
+        and short pauses of the program are cut shorter.
         """
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
@@ -249,8 +259,8 @@ class Workplace:
         name: str = "out",
         dtype: str = "float32",
     ) -> None:
-        """Check that each row has its text's vector, but for bad ones: these are NaN, and listed in
-        the manifest.
+        """Check the final file: bad rows are NaN and listed in the manifest, each other row has the
+        vector of its text.
         """
         right = expected(texts).astype(dtype)
         right[list(bad)] = np.nan
@@ -277,9 +287,10 @@ def _child_here(
     *others: Any,
     **more: Any,
 ) -> int:
-    """A reader of sources, by the main thread: streams and umask are those of the whole process.
+    """Read sources in this process, in the place of `child.run_child`.
 
-    A module that is imported meanwhile may keep this as its `run_child`, for children of its own.
+    In the main thread alone: streams and umask are those of the whole process. Other children are
+    started: a module that is imported meanwhile may keep this function as its own `run_child`.
     """
     if command[-1] != str(os.getpid()) or threading.current_thread() is not threading.main_thread():
         return _RUN_CHILD(command, log, on_wait, *others, **more)

@@ -144,9 +144,9 @@ def become(order: dict[str, Any], path: list[str], streams: list[int]) -> None:
     os.environ.update(order["environment"])
     time.tzset()
     show_environment(order["environment"])
-    if (torch := sys.modules.get("torch")) is not None and (
-        threads := os.environ.get("OMP_NUM_THREADS", "")
-    ).isdigit():
+    torch = sys.modules.get("torch")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if torch and threads.isdigit():
         torch.set_num_threads(int(threads))  # which it would read while it is imported
     sys.path[:] = [
         *filter(None, order["environment"].get("PYTHONPATH", "").split(os.pathsep)),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.devices.gpu import find_devices
-from harness import Ended, Workplace, finish
+from harness import Ended, Workplace, finish, path_with
 
 pytestmark = pytest.mark.timeout(1200)  # models are started again and again
 
@@ -65,7 +65,7 @@ class GpuPlace(Workplace):
         """Where tests/gpu/encoders/on_gpu.py writes what it saw."""
         self.notes.mkdir()
 
-    def ended(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
+    def execute(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
         """As of a Workplace; a model on a GPU may take a while to start."""
         return finish(self.start(*arguments, env=env), LIMIT_S)
 
@@ -76,9 +76,7 @@ class GpuPlace(Workplace):
         self.write_source(TEXTS)
         encoder = "sentence-transformers" if model else "on_gpu:make"
         name = {"model__name": str(model)} if model else {}
-        path = os.pathsep.join(
-            [str(Path(__file__).parent / "encoders"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
+        path = path_with(Path(__file__).parent / "encoders")
         env = {"PYTHONPATH": path, **changes.pop("env", {})}
         defaults = {"device": "cuda:0", "chunk__size": 96, "recovery__startup_timeout": 600}
         self.write_config(encoder, env=env, **name, **{**defaults, **changes})

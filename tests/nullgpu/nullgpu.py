@@ -203,7 +203,7 @@ class GpuWorkplace(Workplace):
         """See Workplace; on the null GPUs."""
         return super().start(*arguments, env={**self.gpu.environment(), **(env or {})})
 
-    def ended(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
+    def execute(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
         """See Workplace; a process that sees null GPUs begins with their libraries."""
         return finish(self.start(*arguments, env=env), LIMIT_S)
 

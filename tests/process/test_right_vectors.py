@@ -832,13 +832,14 @@ def test_padding_that_changes_vectors_ends_run_and_doctor(
     """
     path = padded_left(kinds.bert)(tmp_path)
     configure(job, path, workers__start=start)
-    for command in ("doctor", "run"):
+    commands = ("doctor", "run") if start == "fresh" else ("run",)  # the doctor starts all alike
+    for command in commands:
         ended = job.call(command, str(job.config_path), code=78)
         assert TO_THE_RIGHT in offered(ended.stdout + ended.stderr)
     assert sum(event["event"] == "attempt_failed" for event in job.events()) == 1
 
     configure(job, path, workers__start=start, encode__batch_size=1)
-    for command in ("doctor", "run"):
+    for command in commands:
         job.call(command, str(job.config_path), code=0)
 
 

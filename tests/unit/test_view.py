@@ -24,7 +24,7 @@ WORKING = Snapshot(
     doing="computing",
     elapsed_s=754,
     health="all is well",
-    workers=("CPU: a chunk 4, computing, 7 of 100 texts",),
+    workers=(AT,),
     rows_per_s=12,
     eta_s=680,
 )
