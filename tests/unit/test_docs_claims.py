@@ -274,7 +274,7 @@ def test_the_recipe_for_a_json_list_works(tmp_path: Path) -> None:
 
 def test_the_encoder_works() -> None:
     """That of docs/how-to/write-an-encoder.md."""
-    (block,) = blocks(ROOT / "docs" / "how-to" / "write-an-encoder.md", "python")
+    block, *_ = blocks(ROOT / "docs" / "how-to" / "write-an-encoder.md", "python")
     namespace: dict[str, object] = {}
     exec(compile(ast.parse(block.text), block.place, "exec"), namespace)
     vectors = namespace["make"](None, "cpu").encode(["two words", "one"], 32)  # type: ignore[operator]
