@@ -211,6 +211,11 @@ def close_streams(call):
             os.close(fd)
 
 
+def close_descriptors(call):
+    for fd in (0, 1, 2):
+        os.close(fd)
+
+
 def forget_the_texts(call):
     (ATTEMPT / "texts.jsonl").unlink()
 
@@ -298,6 +303,7 @@ MISBEHAVIOURS = {
     # bad manners
     "endless_log_then_die": endless_log_then_die,
     "close_streams": close_streams,
+    "close_descriptors": close_descriptors,
     "forget_the_texts": forget_the_texts,
     "change_the_texts": change_the_texts,
     "remove_the_attempt": remove_the_attempt,

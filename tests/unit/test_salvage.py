@@ -2,6 +2,8 @@
 both.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,6 +53,37 @@ def write(file: VectorFile, *batches: list[int], vectors: np.ndarray = VECTORS) 
     for batch in batches:
         file.begin_batch(np.array(batch))
         file.write_block(np.array(batch), vectors[batch])
+
+
+_CLOSED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.messages import Facts, Phase
+from chunkvisor_worker.job import VectorFile
+from chunkvisor_worker.liveness import BeatWriter
+
+folder = Path(sys.argv[1])
+for fd in (0, 1, 2):
+    os.close(fd)
+BeatWriter(AttemptFiles(folder).beat).phase(Phase.FORWARD)
+file = VectorFile(AttemptFiles(folder), 1, (), lambda: Facts(3))
+file.begin_batch(np.array([0]))
+file.write_block(np.array([0]), np.ones((1, 3), dtype=np.float32))
+names = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in map(int, os.listdir("/proc/self/fd"))}
+mine = [fd for fd, name in names.items() if name.startswith(str(folder))]
+sys.exit(f"descriptors {mine}" if len(mine) != 3 or min(mine) < 3 else 0)
+"""
+
+
+def test_files_of_a_worker_never_have_the_number_of_a_standard_stream(tmp_path: Path) -> None:
+    """If an encoder's code has closed standard input, output and error, what it prints later goes
+    into none of the worker's files.
+    """
+    assert (
+        subprocess.run([sys.executable, "-c", _CLOSED, str(tmp_path)], check=False).returncode == 0
+    )
 
 
 def never_blank(_index: int) -> bool:

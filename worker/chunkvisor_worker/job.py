@@ -47,7 +47,7 @@ from chunkvisor_worker.contract.messages import (
 )
 from chunkvisor_worker.contract.wire import read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of, log_traceback, write_fault
-from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, exit_now
+from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, exit_now, open_own
 from chunkvisor_worker.plugin import BadOutputError, PluginEncoder
 
 if TYPE_CHECKING:  # a worker of a plug-in imports no more than that needs
@@ -360,4 +360,4 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
 
 
 def _create(path: Path, flags: int) -> FileIO:
-    return open(os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666), "r+b", buffering=0)
+    return open(open_own(path, os.O_RDWR | flags), "r+b", buffering=0)
