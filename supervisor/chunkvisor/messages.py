@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chunkvisor.config.choices import Dtype
 from chunkvisor.errors import KEPT, ExitCode, Halt, StopReason, is_empty
 from chunkvisor.events import event
 from chunkvisor.judge import Verdict
@@ -258,6 +259,23 @@ def too_many_bad_texts(
             "recovery.max_bad_rows."
         )
     return Halt(ExitCode.CONFIG, what, remedy, why=verdict.reason, see=verdict.see)
+
+
+def name_dtype(halt: Halt, model: str, dtype: str, better: str) -> None:
+    """Add the model and its dtype to the end of a run through bad vectors.
+
+    Most often float16 is too small for the model; `better` is the smallest dtype that is large
+    enough and that the device has.
+    """
+    halt.why = f"{halt.why}; {model} computes in {dtype}"
+    if dtype == better:
+        better = Dtype.FLOAT32
+    if dtype != Dtype.FLOAT32:
+        remedy = halt.remedy.replace(f"{ENTRIES[Outcome.BAD_OUTPUT].do} ", "")
+        halt.remedy = (
+            f"If {dtype} is too small for the model, set model.dtype to {better} and start over "
+            f"with --from-scratch. {remedy}"
+        )
 
 
 def all_texts_bad(output: str, last: BadText | None) -> Halt:

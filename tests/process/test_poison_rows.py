@@ -349,8 +349,10 @@ def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) 
     place.lay(texts[::2], "nan!")
     ended = place.ends(78)
     assert "500 texts cannot be encoded" in ended.stderr
+    assert "500 of the 1,000 texts of chunk 0 have bad vectors" in ended.stderr
     assert "model.dtype float32" in ended.stderr
     assert len(place.named("attempt_started")) <= 3
+    assert place.status()["outputs"]["out"]["rows_done"] == 500
 
 
 # ------------------------------------------------------------------------------- no file, and no word of success

@@ -823,6 +823,20 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     job.ends(0, "--from-scratch")
 
 
+def test_a_dtype_that_overflows_is_named(job: Workplace, tmp_path: Path) -> None:
+    """If float16 is too small for a model, the last words name the model, its dtype, and the dtype
+    to take here.
+    """
+    path = kinds.encoder("Bert", initializer_range=1000.0)(tmp_path)
+    configure(job, path, model__dtype="float16")
+    ended = " ".join(job.ends(78).stderr.split())
+    assert f"{path} computes in float16" in ended
+    assert "set model.dtype to float32" in ended
+
+    configure(job, path, model__dtype="float32")
+    job.ends(0, "--from-scratch")
+
+
 @pytest.mark.parametrize("start", ["fresh", "warm"])
 def test_padding_that_changes_vectors_ends_run_and_doctor(
     job: Workplace, tmp_path: Path, start: str

@@ -8,7 +8,13 @@ from chunkvisor.commands.explain import explain
 from chunkvisor.core.policy import code_if_nothing_encoded
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.messages import advice_on_bad_rows, halt_in_words, last_remedy
+from chunkvisor.messages import (
+    advice_on_bad_rows,
+    halt_in_words,
+    last_remedy,
+    name_dtype,
+    too_many_bad_texts,
+)
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom
@@ -83,6 +89,24 @@ def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     assert ("reboot" in halt.remedy) == (not on_cpu)
     assert ("look at its code" in halt.remedy) == on_cpu
     assert "0 of 1,500" in halt.what
+
+
+@pytest.mark.parametrize(
+    ("dtype", "better", "words"),
+    [
+        ("float16", "bfloat16", "set model.dtype to bfloat16"),
+        ("bfloat16", "bfloat16", "set model.dtype to float32"),
+        ("float32", "bfloat16", "model.dtype float32"),
+    ],
+)
+def test_bad_vectors_name_the_dtype_to_take(dtype: str, better: str, words: str) -> None:
+    """What the model computes in is named, and a larger dtype if there is one."""
+    verdict = Verdict(Outcome.BAD_OUTPUT, "its vectors have NaN", bad_rows=(0,))
+    halt = too_many_bad_texts("out", "row 1", 101, verdict, 100)
+    name_dtype(halt, "a/b", dtype, better)
+    assert halt.why == f"its vectors have NaN; a/b computes in {dtype}"
+    assert words in halt.remedy
+    assert halt.remedy.count("model.dtype") == 1
 
 
 _PLAIN = Verdict(Outcome.CRASHED, "")

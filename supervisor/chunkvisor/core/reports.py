@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chunkvisor import messages
 from chunkvisor.config.choices import OnBadRow
@@ -10,6 +11,7 @@ from chunkvisor.core import policy
 from chunkvisor.core.attempt import RunningAttempt
 from chunkvisor.core.instructions import Ending, LowerLimits, ReportFailure, ReportSplit
 from chunkvisor.core.output import OutputRun
+from chunkvisor.devices.gpu import CPU, advised_dtype, weakest
 from chunkvisor.devices.handles import DeviceHandles
 from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
@@ -84,8 +86,15 @@ class Reports:
     ) -> Halt:
         """Put the end of the run, or of a device that is `dropped`, into words."""
         halt = self._put_into_words(ending, dropped=dropped)
-        if halt.log is None and attempt is not None:
+        output = self._outputs[ending.task.output if ending.task is not None else 0]
+        facts = output.ledger.facts
+        if attempt is not None:
             halt.log = attempt.folder.find_log()
+            facts = facts or attempt.folder.facts_of_batches()
+        if halt.outcome == Outcome.BAD_OUTPUT and facts is not None and facts.dtype:
+            devices = [handle.device for handle in self._handles.alive]
+            better = advised_dtype(None, weakest(devices) or CPU)
+            messages.name_dtype(halt, output.job.model.name, facts.dtype, better)
         return halt
 
     def _put_into_words(self, ending: Ending, *, dropped: bool) -> Halt:
@@ -100,6 +109,10 @@ class Reports:
             fails = self._recovery.on_bad_row is OnBadRow.FAIL
             most = None if fails else self._recovery.max_bad_rows
             _, where = output.place_of(task.texts[-1])
+            if verdict.bad_rows:
+                share = f"{len(task.texts):,} of the {output.ledger.plan.size(task.chunk):,} texts"
+                reason = f"{share} of chunk {task.chunk} have bad vectors: {verdict.reason}"
+                verdict = replace(verdict, reason=reason)
             return messages.too_many_bad_texts(output.name, where, count, verdict, most)
         device = str(self._handles[ending.device]) if ending.device is not None else "this machine"
         at = output.name, task.chunk if task is not None else 0, output.texts

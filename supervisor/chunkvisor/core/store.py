@@ -103,13 +103,13 @@ class ResultStore:
             folder.remove()
         if whole:
             self._committed(output, task.chunk, result)
-        elif salvaged:
-            beat = folder.beat()  # it knows the tokens of these texts, about
-            tokens = beat.tokens_done if beat is not None else 0
-            self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         elif result is not None and complete:
             counts = len(task.texts), result.tokens
             self._emit(event.PartCommitted(output.name, task.chunk, spec.start, spec.stop, *counts))
+        else:
+            beat = folder.beat()  # it knows the tokens of these texts, about
+            tokens = beat.tokens_done if beat is not None else 0
+            self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         return None
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
