@@ -43,7 +43,7 @@ def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.Mo
     """Once the dimension is known the run says that the rest does not fit, keeps what is done, and
     goes on later.
     """
-    monkeypatch.setattr("chunkvisor.core.store.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("chunkvisor.store.disk.free_bytes", lambda folder: 1000)
     ended = place.ends(74)
     assert "output out does not fit on the disk" in ended.stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1

@@ -140,6 +140,7 @@ class _Table:
     """In the place of the staged texts: each is as long as its tokens say."""
 
     rows = 1
+    distinct = 1
 
     def __init__(self, lengths: Sequence[int], taken: int) -> None:
         self._lengths = lengths

@@ -1,9 +1,12 @@
 """What the doctor's checks make of readings, as a table."""
 
 import math
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -256,6 +259,23 @@ def test_what_readings_mean(
     assert worst.state is state, worst
     assert words in worst.meaning
     assert worst.mend or state not in (WARNING, FAULT)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [({"f_files": 9, "f_favail": 0}, "inodes are used"), ({}, "of `ulimit -f`")],
+)
+def test_a_disk_that_takes_no_files(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], words: str
+) -> None:
+    """No inodes, and a limit to the size of files, are warnings although there is space."""
+    room = {"f_files": 0, "f_favail": 0, "f_bavail": 1 << 30, "f_frsize": 4096}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**room | limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    found = [finding for finding in examine(well()) if finding.check == "disk"]
+    assert found[-1].state is WARNING
+    assert words in found[-1].meaning
+    assert found[-1].mend
 
 
 def test_a_well_machine_is_all_well() -> None:

@@ -1,15 +1,19 @@
 """What `chunkvisor plan` calculates from lengths and model folders."""
 
 import json
+import resource
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from chunkvisor.commands.plan import distribution
+from chunkvisor.commands.plan import _add_bytes, distribution
+from chunkvisor.config.load import from_values
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import read_model_folder
+from chunkvisor.sources.table import StagedTable
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,24 @@ def test_distribution(
     found = distribution(np.array(lengths, dtype=np.int32), max_length)
     assert [tuple(each.values()) for each in found["bins"]] == bins
     assert (found["truncated"], found["lost_share"]) == (truncated, pytest.approx(lost_share))
+
+
+@pytest.mark.parametrize(("limit", "notes"), [(40_000, 0), (39_999, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_final_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, notes: int, dtype: str
+) -> None:
+    """A file larger than `ulimit -f` is noted before anything is encoded; one of float16 is made
+    from one of float32.
+    """
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    output = {"source": "a.csv", "column": "a", "dtype": dtype}
+    values = {"workdir": str(tmp_path), "model": {"name": "m"}, "outputs": {"out": output}}
+    sizes: dict[str, Any] = {"dimension": 10, "texts_left": 0}
+    table = cast("StagedTable", SimpleNamespace(rows=1000, folder=tmp_path))
+    found = _add_bytes(sizes, from_values(values, tmp_path), "out", table, None)
+    assert len(found) == notes
+    assert all("larger than" in note and "ulimit -f unlimited" in note for note in found)
 
 
 FIRST = {"type": "sentence_transformers.models.Transformer", "path": ""}

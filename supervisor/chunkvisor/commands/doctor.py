@@ -38,13 +38,20 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
-from chunkvisor.store.disk import free_bytes, nearest_existing
+from chunkvisor.store.disk import (
+    free_bytes,
+    has_no_inodes,
+    nearest_existing,
+    room_in_words,
+    why_too_large,
+)
 from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.rules import TOO_LARGE
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _TEXT = "The quick brown fox jumps over the lazy dog."
@@ -399,14 +406,17 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     path = case.config.workdir
     here = nearest_existing(path)
     room = free_bytes(here) or 0
-    text = f"{path} has {human_bytes(room)} free"
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
         mend = "Change its owner or its permissions, or choose another workdir."
         yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
-    elif room < 1 << 30:
-        yield Finding("disk", WARNING, text, "Free some space, or choose another workdir.")
+    elif room < 1 << 30 or has_no_inodes(here):
+        mend = "Free some space, or choose another workdir."
+        yield Finding("disk", WARNING, room_in_words(here), mend)
     else:
-        yield Finding("disk", OK, text)
+        yield Finding("disk", OK, room_in_words(here))
+        too_large = why_too_large(here, 4 << 30)
+        if too_large:
+            yield Finding("disk", WARNING, too_large, TOO_LARGE.remedy)
 
 
 def _source(case: Case) -> Iterator[Finding]:

@@ -35,7 +35,13 @@ from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, nearest_existing, need_bytes
+from chunkvisor.store.disk import (
+    RESERVE_BYTES,
+    free_bytes,
+    nearest_existing,
+    need_bytes,
+    why_too_large,
+)
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
@@ -46,6 +52,7 @@ from chunkvisor.units import counted, human_bytes, human_time
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.rules import TOO_LARGE
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 # Memory that torch and transformers take in a process, about, in addition to the weights.
@@ -98,7 +105,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
                 if config.engine.kind is EngineKind.LOCAL:
                     notes += _dtype_notes(config, model)
         for name, sizes in outputs.items():
-            _add_bytes(sizes, config, name, tables[name], model.dimension)
+            notes += _add_bytes(sizes, config, name, tables[name], model.dimension)
     workers = (config.workers.per_device + config.workers.standby) * devices
     weights = model.weights_bytes
     return {
@@ -129,14 +136,17 @@ def _dtype_notes(config: Config, model: ModelFolder) -> list[str]:
 
 def _add_bytes(
     sizes: dict[str, Any], config: Config, name: str, table: StagedTable, dimension: int | None
-) -> None:
-    """Add the bytes of the final file, and those that the disk must have while it is made."""
+) -> list[str]:
+    """Add the bytes of the final file, and those that the disk must have while it is made.
+
+    Returns a note if its largest file cannot be written.
+    """
     dimension = sizes["dimension"] = sizes["dimension"] or dimension
     left = sizes["texts_left"]
     sizes["final_bytes"] = None
     sizes["disk_bytes"] = None if left else 0
     if dimension is None:
-        return
+        return []
     form = asked_form(config.outputs[name])
     row_bytes = Numbers(form.dtype, dimension).row_bytes
     sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
@@ -146,6 +156,9 @@ def _add_bytes(
         if Layout(config.workdir).outputs not in table.folder.parents:
             needed += sum(path.stat().st_size for path in table.folder.iterdir())
         sizes["disk_bytes"] = needed - RESERVE_BYTES
+    largest = max(row_bytes, 4 * dimension) * table.rows
+    why = why_too_large(nearest_existing(config.workdir), largest)
+    return [f"{name}: {why}. {TOO_LARGE.remedy}"] if why else []
 
 
 def _sum_known(numbers: Iterable[int | None]) -> int | None:

@@ -54,7 +54,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.attempt import Salvage
-from chunkvisor.store.disk import start_failure, temporary_folder, with_free_space
+from chunkvisor.store.disk import temporary_folder, verdict_of, with_free_space
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
@@ -355,12 +355,9 @@ class Loop:
         except OSError as error:
             if (gone := output.gone(error)) is not None:
                 raise gone from error
-            outcome, remedy = start_failure(error)
-            reason = f"no worker could be started: {error}"
-            if outcome is Outcome.DISK_FULL:
-                reason = with_free_space(reason, output.workdir)
+            verdict = verdict_of(error, "no worker could be started", output.workdir)
             # A batch of one row, so that the policy does not take it for a matter of batches.
-            verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
+            verdict = replace(verdict, limits=ONE_ROW, batch_rows=1)
             return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
         attempt = RunningAttempt(
             start.worker, task, handle, folder, process, start.limits, self._clock()

@@ -21,8 +21,9 @@ from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.messages import chunks_damaged_again
 from chunkvisor.outputs.forms import Numbers
 from chunkvisor.outputs.join import ChunkDamagedError
+from chunkvisor.sources.table import rows_of
 from chunkvisor.store.attempt import AttemptFolder
-from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_free_space
+from chunkvisor.store.disk import check_disk, disk_halt, need_bytes, verdict_of
 from chunkvisor.store.identity import BadText
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
 from chunkvisor_worker.contract.messages import Facts, Result
@@ -154,10 +155,7 @@ class ResultStore:
         if error.errno == errno.EIO:
             words = "the disk reported an error, and the chunk is stored again"
             self._emit(event.Alarmed(f"{output.name} chunk {task.chunk}: {words}: {error}"))
-        reason = with_free_space(
-            f"vectors could not be stored: {error}", output.ledger.layout.workdir
-        )
-        return Verdict(Outcome.DISK_FULL, reason)
+        return verdict_of(error, "vectors could not be stored", output.workdir)
 
     def commit_parts(self, number: int, chunk: int) -> bool:
         """Commit a chunk from its parts if each of its texts has a vector or is given up.
@@ -382,5 +380,7 @@ def _check_space(output: OutputRun) -> None:
     dimension = ledger.facts.dimension
     form = output.form
     second_form = 0 if form.is_float32_npy else Numbers(form.dtype, dimension).row_bytes
-    need = need_bytes(output.table.rows, left, dimension, second_form)
-    check_disk(output.name, need, free_bytes(output.workdir), str(output.workdir))
+    bad = rows_of(output.table, [each.text for each in ledger.bad_texts()])
+    rows = output.table.rows
+    need = need_bytes(rows, left, dimension, second_form, sum(bad.values()))
+    check_disk(output.name, need, 4 * dimension * rows, output.workdir)

@@ -167,7 +167,10 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
         return halt_for(error, folder)
     # DuckDB's own files are in the scratch folder.
     if isinstance(error, duckdb.IOException) or is_disk_fault(error):
-        return disk_halt(OSError(errno.ENOSPC, str(error)), folder)
+        known = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE)
+        words = str(error)
+        number = next((each for each in known if os.strerror(each) in words), errno.EIO)
+        return disk_halt(OSError(number, words), folder)
     return None
 
 

@@ -1,70 +1,88 @@
 """What an output needs of the disk, what is free, and errors of the system as words."""
 
+import contextlib
 import errno
 import os
 import pwd
+import resource
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
+from chunkvisor.judge import Verdict
 from chunkvisor.units import human_bytes
-from chunkvisor_worker.contract.exits import DISK_ERRNOS, FULL_ERRNOS, Outcome
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.rules import OS_ERROR, PERMISSION_DENIED, RULES, TOO_LARGE, Rule
 
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Errors of too many open files or processes, or too little memory."""
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
 """Errors of missing rights."""
-_IN_THE_WAY = {
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ELOOP,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-    errno.ENAMETOOLONG,
-}
-"""Errors of something else in the place of a file or folder, or of an impossible name."""
+_IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
+"""Errors of something else in the place of a file or folder."""
 
 RESERVE_BYTES = 64 << 20
 """Kept for attempts under way, logs and the journal."""
+_LISTED_ROW_BYTES = 512  # of a row without a vector in a list of them, about
 _AGAIN = f"Then run the same command again{KEPT}."
 
 
-def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
+def need_bytes(
+    rows: int, texts_left: int, dimension: int, row_bytes: int = 0, bad_rows: int = 0
+) -> int:
     """Return the bytes of the chunks that are still to come and of the final file.
 
     A final file of another form has `row_bytes` a row, and is made from one of float32, which
-    needs its space as well.
+    needs its space as well. `bad_rows` are listed in two files.
     """
-    return 4 * dimension * (texts_left + rows) + row_bytes * rows + RESERVE_BYTES
+    vectors = 4 * dimension * (texts_left + rows) + row_bytes * rows
+    return vectors + 2 * _LISTED_ROW_BYTES * bad_rows + RESERVE_BYTES
 
 
-def check_disk(output: str, need: int, free: int | None, place: str) -> None:
-    """Raise Halt (74) if the output does not fit; `free` is None if that is not known."""
+def check_disk(output: str, need: int, largest: int, folder: Path) -> None:
+    """Raise Halt (74) if an output that still needs so many bytes does not fit in the folder.
+
+    `largest` is the size of its largest file, in bytes.
+    """
+    free = free_bytes(folder)
+    why = why_too_large(folder, largest)
+    remedy = TOO_LARGE.remedy
     if free is not None and free < need:
-        raise Halt(
-            ExitCode.DISK,
-            f"output {output} does not fit on the disk of {place}",
-            f"Free some space, or choose a workdir on a larger disk. {_AGAIN}",
-            why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need "
-            f"{human_bytes(need)} ({need:,} bytes), "
-            f"and {human_bytes(free)} are free",
+        why = (
+            f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need "
+            f"{human_bytes(need)} ({need:,} bytes), and {human_bytes(free)} are free"
         )
+        remedy = "Free some space, or choose a workdir on a larger disk."
+    if why:
+        what = f"output {output} does not fit on the disk of {folder}"
+        raise Halt(ExitCode.DISK, what, f"{remedy} {_AGAIN}", why=why)
 
 
 def with_free_space(words: str, *folders: Path) -> str:
-    """Return the words, and how much is free on the disks of the folders that exist.
+    """Return the words, and what is free on the disks of the folders that exist.
 
     Each disk is named once, by the first of the folders on it.
     """
     by_disk = {
         folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)
     }
-    free = [
-        f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}"
-        for folder in reversed(by_disk.values())
-    ]
+    free = [room_in_words(folder) for folder in reversed(by_disk.values())]
     return "; ".join(filter(None, (words, ", ".join(free))))
+
+
+def room_in_words(folder: Path) -> str:
+    """Say how much is free in the folder, or that it can hold no more files. Raises OSError."""
+    if has_no_inodes(folder):
+        return f"no more files can be made in {folder}: all its inodes are used"
+    return f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}"
+
+
+def has_no_inodes(folder: Path) -> bool:
+    """Say whether the file system of the folder can hold no more files. Raises OSError."""
+    room = os.statvfs(folder)
+    return bool(room.f_files) and room.f_favail == 0
 
 
 def nearest_existing(path: Path) -> Path:
@@ -92,48 +110,59 @@ def free_bytes(folder: Path) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def start_failure(error: OSError) -> tuple[Outcome, str]:
-    """Return (outcome, remedy) of an attempt whose worker could not be started."""
-    if error.errno in DISK_ERRNOS:
-        return Outcome.DISK_FULL, ""
-    if error.errno in LIMIT_ERRNOS:
-        return Outcome.HOST_OOM, ""
-    remedy = (
-        "Check that the Python of this environment can run, and that its variables (env) are not "
-        "too long."
-    )
-    return Outcome.SETUP, remedy
+def why_too_large(folder: Path, size_bytes: int) -> str:
+    """Say why no file of that size can be written in the folder; empty if one can."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = human_bytes(size_bytes)
+    if 0 <= limit < size_bytes:
+        return f"a file of {size} is larger than the {human_bytes(limit)} of `ulimit -f`"
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            # Beyond the largest file of the file system this fails, and nothing is written
+            # (vfs_setpos of the kernel's fs/read_write.c).
+            os.lseek(file.fileno(), size_bytes, os.SEEK_SET)
+        except OSError:
+            return f"the file system of {folder} has no files of {size}"
+    return ""
+
+
+def rule_of(error: OSError) -> Rule | None:
+    """Find the rule for an error of the file system, or of a limit of the machine, by its errno."""
+    number = errno.EMFILE if error.errno == errno.EAGAIN else error.errno
+    for rule in RULES:
+        if any(sign.classes == OS_ERROR and number in sign.numbers for sign in rule.signs):
+            return rule
+    return None
+
+
+def verdict_of(error: OSError, what: str, folder: Path) -> Verdict:
+    """Judge an attempt that met an error of this process: `what` could not be done in `folder`."""
+    reason = f"{what}: {error}"
+    rule = rule_of(error)
+    if not rule:
+        remedy = (
+            "Check that the Python of this environment can run, and that its variables (env) are "
+            "not too long."
+        )
+        return Verdict(Outcome.SETUP, reason, remedy)
+    if rule.outcome is Outcome.DISK_FULL:
+        reason = with_free_space(reason, folder)
+    return Verdict(rule.outcome, reason, rule.remedy, rule.name, rule.exit_code)
 
 
 def halt_for(error: OSError, place: Path) -> Halt | None:
     """Return the Halt for an error of work in `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
-    if error.errno in LIMIT_ERRNOS:
-        return Halt(
-            ExitCode.MACHINE,
-            "chunkvisor met a limit of this machine: open files, processes or memory",
-            f"Raise ulimit -n and -u, or free memory. {_AGAIN}",
-            why=str(error),
-        )
-    if error.errno in DISK_ERRNOS:
+    rule = rule_of(error)
+    if rule and (path or rule.name != PERMISSION_DENIED):
         return disk_halt(error, place)
     if not path:
         gone = config_error("the current folder has been removed", "Change to another folder.")
         return gone if error.errno == errno.ENOENT else None
-    if error.errno in FORBIDDEN_ERRNOS:
-        me = user_name(os.geteuid())
-        there = nearest_existing(path)
-        found = there.stat()
-        return config_error(
-            f"permission denied: {me} cannot use {path}",
-            f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose "
-            f"another place.",
-            why=f"{there} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})",
-        )
     if error.errno in _IN_THE_WAY:
         return config_error(
             f"{path} cannot be used: {error.strerror}",
-            "Move it away or choose a shorter name, then run the same command again.",
+            "Move it away, then run the same command again.",
         )
     if error.errno == errno.ENOENT and place in path.parents:
         return Halt(
@@ -142,6 +171,32 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
             "Run the same command again: it makes what is missing.",
         )
     return None
+
+
+def disk_halt(error: OSError, place: Path) -> Halt:
+    """Return the Halt for an error that a rule knows, of work in `place`."""
+    rule = rule_of(error)
+    assert rule, error
+    path = _path_of(error)
+    where = path or place
+    why = str(error)
+    if rule.outcome is Outcome.DISK_FULL:
+        where = path.parent if path and path.is_absolute() and place not in path.parents else place
+        why = with_free_space(why, where)
+    elif rule.name == PERMISSION_DENIED:
+        there = nearest_existing(where)
+        found = there.stat()
+        owner = user_name(found.st_uid)
+        mode = stat.filemode(found.st_mode)
+        why = f"{there} belongs to {owner} ({mode}), and this is {user_name(os.geteuid())}"
+    cause = rule.cause[0].lower() + rule.cause[1:].rstrip(".")
+    return Halt(
+        ExitCode(rule.exit_code or ExitCode.MACHINE),
+        f"{where}: {cause}",
+        f"{rule.remedy} {_AGAIN}",
+        why=why,
+        see=rule.name,
+    )
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
@@ -161,31 +216,6 @@ def memory_halt() -> Halt:
         f"Free memory, or raise the limit (ulimit -v unlimited). {_AGAIN}",
         why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` "
         "allows no more",
-    )
-
-
-def disk_halt(error: OSError, place: Path) -> Halt:
-    """Return the Halt (74) for a disk error: of `place`, or of the folder that the error names."""
-    path = _path_of(error)
-    folder = place
-    if path and path.is_absolute() and place not in path.parents:
-        folder = path.parent
-    what = f"the disk of {folder} is full or failing"
-    remedy = "Free some space there, or choose another folder"
-    if error.errno == errno.EROFS:
-        what = f"the disk of {folder} is mounted read-only"
-        remedy = "Mount it for writing, or choose another folder"
-    elif error.errno not in FULL_ERRNOS:
-        remedy = (
-            "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder "
-            "on another disk"
-        )
-    return Halt(
-        ExitCode.DISK,
-        what,
-        f"{remedy}. {_AGAIN}",
-        why=with_free_space(str(error), folder),
-        see=Outcome.DISK_FULL,
     )
 
 

@@ -205,7 +205,15 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (WRITE, "disk-full", sqlite3.OperationalError("database or disk is full")),
     (WRITE, "disk-full", Safetensor("Error while serializing: I/O error: No space left on device "
         "(os error 28)")),
-    *((WRITE, "disk-failing", OSError(number, "?")) for number in (errno.EIO, errno.EROFS, errno.ESTALE)),
+    (WRITE, "disk-quota", OSError(errno.EDQUOT, "?")),
+    (WRITE, "disk-failing", OSError(errno.EIO, "?")),
+    (WRITE, "disk-read-only", OSError(errno.EROFS, "?")),
+    (WRITE, "disk-stale", OSError(errno.ESTALE, "?")),
+    (FORWARD, "file-too-large", OSError(errno.EFBIG, "?")),
+    (LOAD, "no-file-locks", OSError(errno.ENOLCK, "?")),
+    *((WRITE, "permission-denied", PermissionError(number, "?")) for number in (errno.EACCES, errno.EPERM)),
+    (FORWARD, "unknown-on-texts", PermissionError(errno.EACCES, "?")),  # of a file that a text names
+    (WRITE, "name-too-long", OSError(errno.ENAMETOOLONG, "?")),
     # Hub
     *((LOAD, "hub-busy", hub(status)) for status in (429, 503)),
     *((LOAD, "hub-access-denied", hub(status)) for status in (401, 403)),

@@ -12,10 +12,8 @@ TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
 # The file in which the first worker on a CPU writes the kernel that it chose, for all later ones.
 LINEAR_FILE = "CHUNKVISOR_LINEAR_FILE"
 
-# Errors of a disk that is full, of one that fails, and of both.
-FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-FAILING_ERRNOS = (errno.EIO, errno.EROFS, errno.ESTALE)
-DISK_ERRNOS = (*FULL_ERRNOS, *FAILING_ERRNOS)
+# Errors of a disk that is full or failing.
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class Outcome(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
-from chunkvisor_worker.contract.exits import FAILING_ERRNOS, FULL_ERRNOS, Outcome
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Phase
 
@@ -159,7 +159,8 @@ _NO_CONNECTION = (
 )
 _HUBS = "huggingface_hub.errors"
 ENCODER_BROKEN = "encoder-broken"
-_OS_ERROR = ("builtins.OSError",)
+OS_ERROR = ("builtins.OSError",)
+PERMISSION_DENIED = "permission-denied"
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
 _CUDA_ERROR = (
     of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
@@ -389,6 +390,88 @@ _OF_GPUS = (
 # In a run on the CPU such an error is the encoder's own.
 OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
 
+TOO_LARGE = setup(
+    "file-too-large",
+    "A file would be larger than its file system or `ulimit -f` allows.",
+    "Run `ulimit -f unlimited`, or choose a folder on a file system for large files (FAT32 ends at "
+    "4 GiB).",
+    Sign(OS_ERROR, (errno.EFBIG,)),
+    exit_code=DISK,
+)
+# Errors of the file system, by errno. The parent finds the words for its own errors here as well.
+_OF_FILES = (
+    disk_full(
+        "disk-quota",
+        "The disk quota of this user is used up.",
+        "Remove files of yours from that disk (`quota -s` shows how much you may have), or have "
+        "the quota raised.",
+        Sign(OS_ERROR, (errno.EDQUOT,), r"Disk quota exceeded"),
+        log=rf"{_SAID}Disk quota exceeded",
+    ),
+    disk_full(
+        "disk-full",
+        "The disk is full, or can hold no more files.",
+        "Free some space on the disk of the workdir, and on that of TMPDIR.",
+        # numpy's tofile and np.save(path) raise OSError without an errno.
+        Sign(
+            OS_ERROR,
+            (errno.ENOSPC,),
+            rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} "
+            rf"written",
+        ),
+        error(r"database or disk is full", "sqlite3.OperationalError"),
+        # torch.save: the position in the zip file is not what was written. hf_xet raises
+        # RuntimeError.
+        runtime_error(rf"enforce fail at inline_container\.cc.{{0,80}}unexpected pos|{_NO_SPACE}"),
+        error(_NO_SPACE, *_SAFETENSORS),
+        log=rf"{_SAID}No space left on device",
+        returncodes=(120,),  # Python's own: the work was done, but flushing stdout failed
+    ),
+    disk_full(
+        "disk-failing",
+        "The disk reports an error of reading or writing.",
+        "Look for its errors in the kernel's log (`dmesg -T`); if it is failing, choose a folder "
+        "on another disk.",
+        Sign(OS_ERROR, (errno.EIO,)),
+    ),
+    disk_full(
+        "disk-read-only",
+        "The disk is mounted read-only, as the kernel does after errors.",
+        "Mount it for writing, or choose another folder.",
+        Sign(OS_ERROR, (errno.EROFS,)),
+    ),
+    disk_full(
+        "disk-stale",
+        "The file server does not know a file any more that was open (NFS).",
+        "Mount the disk again.",
+        Sign(OS_ERROR, (errno.ESTALE,)),
+    ),
+    TOO_LARGE,
+    setup(
+        "no-file-locks",
+        "No file can be locked on this disk.",
+        "Mount it with locks (on Lustre the option flock, on NFS not nolock), or choose a folder "
+        "on another disk.",
+        Sign(OS_ERROR, (errno.ENOLCK,)),
+    ),
+    # While texts are encoded, such a file may be one that a text names.
+    misconfigured(
+        PERMISSION_DENIED,
+        "Permission denied.",
+        "Have the owner give you the right to (chmod, chown), run as the owner, or choose another "
+        "place.",
+        Sign(OS_ERROR, (errno.EACCES, errno.EPERM)),
+        phases=(*BEFORE_WORK, Phase.WRITE, Phase.DONE),
+    ),
+    misconfigured(
+        "name-too-long",
+        "The name or the path of a file is too long.",
+        "Choose a shorter name or path.",
+        Sign(OS_ERROR, (errno.ENAMETOOLONG,)),
+        phases=(*BEFORE_WORK, Phase.WRITE, Phase.DONE),
+    ),
+)
+
 # All rules, in the order in which they are tried; the first that fits wins.
 RULES: tuple[Rule, ...] = (
     crashed(
@@ -401,31 +484,7 @@ RULES: tuple[Rule, ...] = (
         row_can_cause=True,  # if it comes back with the same texts, and with no others
     ),
     *_OF_GPUS,
-    disk_full(
-        "disk-full",
-        "The disk is full, or the user's quota is.",
-        "Free some space on the disk of the workdir, and on that of TMPDIR.",
-        # numpy's tofile and np.save(path) raise OSError without an errno.
-        Sign(
-            _OS_ERROR,
-            FULL_ERRNOS,
-            rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} "
-            rf"written",
-        ),
-        error(r"database or disk is full", "sqlite3.OperationalError"),
-        # torch.save: the position in the zip file is not what was written. hf_xet raises
-        # RuntimeError.
-        runtime_error(rf"enforce fail at inline_container\.cc.{{0,80}}unexpected pos|{_NO_SPACE}"),
-        error(_NO_SPACE, *_SAFETENSORS),
-        log=rf"{_SAID}(?:No space left on device|Disk quota exceeded)",
-        returncodes=(120,),  # Python's own: the work was done, but flushing stdout failed
-    ),
-    disk_full(
-        "disk-failing",
-        "The disk gives errors, was remounted read-only, or its server forgot the file (NFS).",
-        "See the kernel's log (`dmesg`) and the mount; move the workdir to a sound disk.",
-        Sign(_OS_ERROR, FAILING_ERRNOS),
-    ),
+    *_OF_FILES,
     host_oom(
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
         "process-limits",
@@ -434,7 +493,7 @@ RULES: tuple[Rule, ...] = (
         "for threads.",
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
-        Sign(_OS_ERROR, (errno.EMFILE, errno.ENFILE)),
+        Sign(OS_ERROR, (errno.EMFILE, errno.ENFILE)),
         error(r"Too many open files|os error 24\b"),
         log=rf"{_SAID}(?:{_THREADS}|Too many open files)",
     ),
@@ -450,7 +509,7 @@ RULES: tuple[Rule, ...] = (
             r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|CUDNN_STATUS_ALLOC_FAILED"
             r"|^std::bad_alloc"
         ),
-        Sign(_OS_ERROR, (errno.ENOMEM,)),
+        Sign(OS_ERROR, (errno.ENOMEM,)),
         error(r"Cannot allocate memory \(os error 12\)"),
         log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError"
         r"|memory allocation of \d{1,20} bytes failed",
