@@ -40,7 +40,6 @@ from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import (
     free_bytes,
-    has_no_inodes,
     nearest_existing,
     room_in_words,
     why_too_large,
@@ -409,7 +408,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
         mend = "Change its owner or its permissions, or choose another workdir."
         yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
-    elif room < 1 << 30 or has_no_inodes(here):
+    elif room < 1 << 30:
         mend = "Free some space, or choose another workdir."
         yield Finding("disk", WARNING, room_in_words(here), mend)
     else:

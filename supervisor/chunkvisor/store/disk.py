@@ -74,14 +74,12 @@ def with_free_space(words: str, *folders: Path) -> str:
 
 def room_in_words(folder: Path) -> str:
     """Say how much is free in the folder, or that it can hold no more files. Raises OSError."""
-    if has_no_inodes(folder):
+    if _has_no_inodes(os.statvfs(folder)):
         return f"no more files can be made in {folder}: all its inodes are used"
     return f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}"
 
 
-def has_no_inodes(folder: Path) -> bool:
-    """Say whether the file system of the folder can hold no more files. Raises OSError."""
-    room = os.statvfs(folder)
+def _has_no_inodes(room: os.statvfs_result) -> bool:
     return bool(room.f_files) and room.f_favail == 0
 
 
@@ -102,12 +100,15 @@ def least_free_bytes(folder: Path) -> int | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return what the user may still write on the folder's file system; None if not known."""
+    """Return what the user may still write on the folder's file system; None if not known.
+
+    Nothing if it can hold no more files.
+    """
     try:
         room = os.statvfs(folder)
     except OSError:
         return None
-    return room.f_bavail * room.f_frsize
+    return 0 if _has_no_inodes(room) else room.f_bavail * room.f_frsize
 
 
 def why_too_large(folder: Path, size_bytes: int) -> str:
