@@ -22,14 +22,9 @@ import xxhash
 from sentence_transformers.sentence_transformer.modules import Router
 
 from chunkvisor.api import StrPath, encode
-from chunkvisor_worker.model import LoadLog, use_tokenizers_of_files
+from chunkvisor_worker.model import CONSTRUCTOR_KWARGS, LoadLog, use_tokenizers_of_files
 
 _logger = logging.getLogger("chunkvisor")
-# Arguments of the constructor that say what the model is.
-_WORKERS_TAKE = {
-    *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs"),
-    *("prompts", "tokenizer_kwargs"),
-}
 # Arguments of `encode` that a run takes.
 _RUNS_TAKE = {
     *("batch_size", "chunk_size", "convert_to_numpy", "convert_to_tensor", "device", "inputs"),
@@ -94,7 +89,7 @@ class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]
             folder = Path(found)
         # Workers know neither another cache nor a token.
         is_elsewhere = given.get("cache_folder") or given.get("token")
-        kwargs = {key: value for key, value in given.items() if key in _WORKERS_TAKE and value}
+        kwargs = {key: value for key, value in given.items() if key in CONSTRUCTOR_KWARGS and value}
         loading = dict(kwargs.pop("model_kwargs", None) or {})
         loading.pop("dtype", None)  # that of the weights is handed on
         loading.pop("torch_dtype", None)

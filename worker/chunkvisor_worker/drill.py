@@ -83,7 +83,8 @@ def _torch_on_gpu() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-# Of each fault the exception, or a function that brings it about, or else returns its exception.
+# Each fault is an exception that is raised, or a function that brings the fault about or returns
+# the exception.
 SABOTAGES: dict[str, Strike | BaseException] = {
     "oom": _oom,
     "nvml-assert": RuntimeError(
@@ -120,12 +121,14 @@ SABOTAGES: dict[str, Strike | BaseException] = {
     "bad-input": UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
     POISON_ROW: _segfault,
 }
-# When a fault strikes that does not strike in a batch: instead of loading, before vectors are
-# written, or at the end.
+# The phase in which a fault strikes; all others strike when a batch begins.
 _MOMENTS = {
-    **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Phase.MODEL_LOAD),
+    "hub-busy": Phase.MODEL_LOAD,
+    "gpu-busy": Phase.MODEL_LOAD,
+    "import-failed": Phase.MODEL_LOAD,
     "nan-row": Phase.WRITE,
-    **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Phase.DONE),
+    "exit-1-after-result": Phase.DONE,
+    "lost-vectors": Phase.DONE,
 }
 
 

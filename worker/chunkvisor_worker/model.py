@@ -330,7 +330,8 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
 
 def _older(spec: ModelSpec) -> str:
     """Say what to install, if another transformers wrote the model's config.json."""
-    saved = str(_json(spec, "config.json").get("transformers_version") or "4")
+    config = read_json(_folder_of(spec) / "config.json")
+    saved = str(config.get("transformers_version") or "4")
     if f"transformers {saved}" == library():
         return ""
     return f"Its config.json was written by version {saved}: {install_for(saved)}."
@@ -338,8 +339,7 @@ def _older(spec: ModelSpec) -> str:
 
 def _lines_without_code(spec: ModelSpec) -> str:
     """Say what to add to the config if the model's own code is left out; empty if nothing."""
-    config = _json(spec, "config.json")
-    line = kwargs_without_code(config, _json(spec, "tokenizer_config.json"), spec.kwargs)
+    line = kwargs_without_code(_folder_of(spec), spec.kwargs)
     return f"Set `{line}`" if line else ""
 
 
@@ -401,14 +401,15 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
     """Refuse empty buffers: those that are not saved, which the model's code has to fill."""
     import torch
 
-    empty = []
+    empty = list[str]()
     for prefix, module in transformer.named_modules() if spec.trust_remote_code else ():
         for name in getattr(module, "_non_persistent_buffers_set", ()):
             buffer: Any = getattr(module, name, None)
             if torch.is_tensor(buffer) and buffer.numel() and buffer.dtype != torch.bool:
                 floats = buffer.is_floating_point()
                 unset = buffer.isnan() if floats else buffer == torch.iinfo(buffer.dtype).max
-                empty += [f"{prefix}.{name}".lstrip(".")] if bool(unset.any()) else []
+                if unset.any():
+                    empty.append(f"{prefix}.{name}".lstrip("."))
     if empty:
         raise WrongModelError(
             f"the code that comes with the model has buffers that {library()} leaves empty: "
@@ -424,11 +425,9 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
         if key not in _AUTO_CONFIG and (found != value if plain else found is None):
             raise WrongModelError(
                 f"model.kwargs has config_kwargs: {{{key}: {wanted}}}, which has no effect on this "
-                f"model: "
-                f"{type(config).__name__} of {library()} has no such setting. Leave it out; or "
-                f"copy the "
-                f'model\'s folder, write "{key}": {wanted} into its config.json, and give that '
-                f"folder as model.name."
+                f"model: {type(config).__name__} of {library()} has no such setting. Leave it out; "
+                f'or copy the model\'s folder, write "{key}": {wanted} into its config.json, and '
+                "give that folder as model.name."
             )
 
 
@@ -446,7 +445,7 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
             "sentence_bert_config.json, or the tokenizer's), but it has positions for "
             f"{positions}: longer texts would fail. Set model.max_length to {positions}."
         )
-    saved = _json(spec, "config.json")
+    saved = read_json(_folder_of(spec) / "config.json")
     said = {**saved, **(spec.kwargs.get("config_kwargs") or {})}.get("is_causal")
     both_ways = getattr(
         getattr(model.transformers_model, "config", None), "use_bidirectional_attention", None
@@ -541,10 +540,9 @@ def _class_of(module: Any) -> str:
     return f"{kind} ({type(inner).__name__})" if inner is not None else kind
 
 
-def _json(spec: ModelSpec, name: str) -> dict[str, Any]:
-    """Read a JSON file in the first module's folder; empty if there is none."""
-    found: dict[str, Any] = read_json(first_module(Path(spec.path or spec.name))[1] / name)
-    return found
+def _folder_of(spec: ModelSpec) -> Path:
+    """Return the folder of the model's first module, which has config.json."""
+    return first_module(Path(spec.path or spec.name))[1]
 
 
 def first_module(folder: Path) -> tuple[str, Path]:

@@ -172,6 +172,11 @@ class SentenceTransformerEncoder:
         self._is_padded: bool | None = None  # the batch that is forwarded; None = not known
         self._flat = False  # whether the texts of a batch lie end to end, without padding
 
+    @property
+    def _task(self) -> dict[str, str]:
+        """Return the library's argument `task`, if one is asked for."""
+        return {} if self.wanted.task is None else {"task": self.wanted.task}
+
     def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
 
@@ -422,9 +427,11 @@ class SentenceTransformerEncoder:
             first.can_flatten_inputs = False
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without
         # padding.
-        asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
-        asked = {"prompt": self._prompt, "processing_kwargs": asked}
-        asked |= {"task": self.wanted.task} if self.wanted.task is not None else {}
+        asked: dict[str, Any] = {
+            "prompt": self._prompt,
+            "processing_kwargs": {"text": {"padding": False}, "common": {"return_tensors": None}},
+            **self._task,
+        }
         rows = list[dict[str, Indices]]()
         cuts = list[tuple[int, int]]()
         says = True  # whether the tokenizer says what it cuts
@@ -464,7 +471,6 @@ class SentenceTransformerEncoder:
 
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         if self._rows is None:
-            task = {"task": self.wanted.task} if self.wanted.task is not None else {}
             tensor = self._model.encode(
                 [self._texts[index] for index in indices],
                 prompt=self._prompt,
@@ -472,7 +478,7 @@ class SentenceTransformerEncoder:
                 show_progress_bar=False,
                 convert_to_tensor=True,
                 normalize_embeddings=self.wanted.normalize,
-                **{**task, **self.wanted.kwargs},
+                **{**self._task, **self.wanted.kwargs},
             )
             return self._pinned.begin_copy(tensor.float())
         import torch

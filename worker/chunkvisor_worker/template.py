@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,13 +76,41 @@ class Template:
             self._orders.send(to_json(TemplateNews(forked=0)))
             return
         if pid == 0:
-            _be_worker(
-                order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder
-            )
+            self._be_worker(order, fds)
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
         poll.register(pidfd, select.POLLIN)
         socket.send_fds(self._orders, [to_json(TemplateNews(forked=pid))], [pidfd])
+
+    def _be_worker(self, order: TemplateOrder, fds: list[int]) -> NoReturn:
+        """Make the attempt with the loaded encoder, and end the process whatever happens.
+
+        `fds` are the worker's standard input and its log. The template's own descriptors are
+        closed; what an import has opened stays open. Without PR_SET_PDEATHSIG, which would end the
+        worker with the template: when the parent is gone, the end of standard input ends this
+        process, or the next run does (a library may never release the GIL).
+        """
+        try:
+            os.setsid()
+            stdin, log = fds
+            for number, fd in enumerate((stdin, log, log)):
+                os.dup2(fd, number)
+            for fd in (self._orders.fileno(), *fds, *self._alive):
+                os.close(fd)
+            faulthandler.enable()
+            for name in order.removed:
+                os.environ.pop(name, None)
+            os.environ.update(order.environment)
+            sys.argv[1:] = [order.folder]
+            use = find_gpu_use()
+            if use:
+                exit_now(
+                    WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}"
+                )
+            run_and_exit(Path(order.folder), self._encoder)
+        except BaseException:  # noqa: BLE001 - nothing may return to the template's loop
+            traceback.print_exc()
+        exit_now(WorkerExit.FAULT)
 
     def _report_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
@@ -94,35 +121,6 @@ class Template:
         returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
         gc.collect()  # fast, since what was loaded is frozen
-
-
-def _be_worker(
-    order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder
-) -> NoReturn:
-    """Make the attempt with the loaded encoder, and end the process whatever happens.
-
-    `not_ours` are the template's own descriptors; what an import has opened stays open. Without
-    PR_SET_PDEATHSIG, which would end the worker with the template: when the parent is gone, the
-    lifeline ends this process, or the next run does (a library may never release the GIL).
-    """
-    try:
-        os.setsid()
-        for number, fd in enumerate((stdin, log, log)):
-            os.dup2(fd, number)
-        for fd in not_ours:
-            os.close(fd)
-        faulthandler.enable()
-        for name in order.removed:
-            os.environ.pop(name, None)
-        os.environ.update(order.environment)
-        sys.argv[1:] = [order.folder]
-        use = find_gpu_use()
-        if use:
-            exit_now(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
-        run_and_exit(Path(order.folder), encoder)
-    except BaseException:  # noqa: BLE001 - nothing may return to the template's loop
-        traceback.print_exc()
-    exit_now(WorkerExit.FAULT)
 
 
 def find_gpu_use() -> str:

@@ -162,8 +162,7 @@ def check_tokenizer(
         )
     saved = read_json(folder / "tokenizer_config.json")
     asked = saved | asked_of(transformer_settings(folder), kwargs)
-    line = kwargs_without_code(read_json(folder / "config.json"), saved, kwargs)
-    _check_added_tokens(tokenizer, asked, line)
+    _check_added_tokens(tokenizer, asked, kwargs_without_code(folder, kwargs))
 
 
 def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:

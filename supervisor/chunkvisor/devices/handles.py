@@ -182,12 +182,12 @@ class DeviceHandle:
     """
 
     def __init__(
-        self, number: int, device: Device, site: Site = HERE, start: StartReading | None = None
+        self, number: int, device: Device, site: Site = HERE, start: StartReading = read_in_thread
     ) -> None:
         self.number = number
         self.device = device
         self.site = site
-        self._start = start or read_in_thread
+        self._start = start
         self.dropped = False
         # when the last worker that computed on it ended; None before the first
         self.freed_s: float | None = None
@@ -206,14 +206,16 @@ class DeviceHandle:
             self.pending = self._start(self.device.uuid)
 
     def judge(
-        self, pending: Future[Reading], ours: frozenset[int], emit: Emit, *, first: bool = False
-    ) -> HealthReport:
-        """Wait for the reading, and say what it means for the next worker.
+        self, ours: frozenset[int], emit: Emit, *, first: bool = False
+    ) -> HealthReport | None:
+        """Wait for the reading in progress, and say what it means for the next worker.
 
-        `ours` are the pids of our workers on it. The `first` reading is that before our first
-        worker: what is in use then is not waited for.
+        None if no reading is in progress. `ours` are the pids of our workers on it. The `first`
+        reading is that before our first worker: what is in use then is not waited for.
         """
-        reading = pending.result()
+        if self.pending is None:
+            return None
+        reading = self.pending.result()
         self.pending = None
         if first:
             self._before_bytes = reading.used_bytes or 0
@@ -221,10 +223,12 @@ class DeviceHandle:
         unnamed_bytes = (reading.used_bytes or 0) - sum(
             holder.used_bytes or 0 for holder in reading.holders
         )
-        only_ours = (
-            all(holder.pid in ours for holder in reading.holders) and unnamed_bytes < SLACK_BYTES
+        self.only_ours = (
+            not first
+            and reading.used_bytes is not None
+            and unnamed_bytes < SLACK_BYTES
+            and all(holder.pid in ours for holder in reading.holders)
         )
-        self.only_ours = only_ours and reading.used_bytes is not None and not first
         health_report = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
         if health_report.health is not self._reported_health:  # once, not every two seconds
             self._reported_health = health_report.health
@@ -307,12 +311,7 @@ class DeviceHandles:
         for handle in added:
             handle.start_reading()
         for handle in added:
-            pending = handle.pending
-            self._report(
-                handle,
-                handle.judge(pending, frozenset(), self._emit, first=True) if pending else None,
-                False,
-            )
+            self._report(handle, handle.judge(frozenset(), self._emit, first=True), False)
         if not site.node:
             self._emit(Doing(STARTING))
 
@@ -321,7 +320,7 @@ class DeviceHandles:
         for handle in self.alive:
             if handle.pending is not None and handle.pending.done():
                 ours = pids().get(handle.number, frozenset())
-                self._report(handle, handle.judge(handle.pending, ours, self._emit), False)
+                self._report(handle, handle.judge(ours, self._emit), False)
 
     def drop(self, number: int, halt: Halt) -> None:
         """Work without this device from now on."""

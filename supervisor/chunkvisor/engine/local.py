@@ -365,14 +365,17 @@ class LocalEngine:
         """See Engine."""
         self.receive()
         if self.failure and self._settings.start is Start.WARM:
+            code = ExitCode.TRY_AGAIN if self._killed else ExitCode.CONFIG
+            remedy = "Write"
             fault = read_message(Fault, self._files.fault)
-            rule = diagnose(fault).rule if fault is not None else None
-            usual = ExitCode.TRY_AGAIN if self._killed else ExitCode.CONFIG
+            if fault is not None:
+                rule = diagnose(fault).rule
+                code = ExitCode(rule.exit_code or code)
+                remedy = f"{rule.remedy} Or write"
             raise Halt(
-                ExitCode((rule and rule.exit_code) or usual),
+                code,
                 "no worker can be started warm",
-                f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: "
-                "auto`, or fresh; then run the same command again.",
+                f"{remedy} `workers.start: auto`, or fresh; then run the same command again.",
                 why=f"of the template process: {self.failure}",
                 log=self._files.log,
             )
@@ -381,7 +384,7 @@ class LocalEngine:
         """See Engine."""
         return [self._socket.fileno()] if self._socket is not None else []
 
-    def is_preparing(self, _station: DeviceHandle) -> bool:
+    def is_preparing(self, _handle: DeviceHandle) -> bool:
         """See Engine."""
         return self.loading
 

@@ -47,13 +47,14 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_modules(folder: Path) -> list[dict[str, Any]] | None:
-    found = read_json(folder / "modules.json", list)
-    return [_mapping(module) for module in found] or None
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of modules.json, such as `{"path": "1_Pooling", "type": "….Pooling"}`."""
+    return [_mapping(module) for module in read_json(folder / "modules.json", list)]
 
 
-def _kind_of(module: dict[str, Any]) -> str:
-    return str(module.get("type", "")).rpartition(".")[2]
+def _class_name(kind: str) -> str:
+    """Return `Pooling` of `sentence_transformers.models.Pooling`, the `type` of a module."""
+    return kind.rpartition(".")[2]
 
 
 def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -68,14 +69,14 @@ def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
 def _modules_of(folder: Path) -> dict[str, str]:
     """Return the type of each module by its path, those in a Router too; "." is the folder."""
     found = dict[str, str]()
-    waiting = [{"path": "."}, *(_read_modules(folder) or [])]
+    waiting = [{"path": "."}, *_read_modules(folder)]
     while waiting:
         module = waiting.pop(0)
         path = os.path.normpath(str(module.get("path", "")))
         if found.get(path):
             continue
         found[path] = str(module.get("type", ""))
-        if _kind_of(module) in _ROUTERS:
+        if _class_name(found[path]) in _ROUTERS:
             types = _mapping(_read_router(folder / path)[1].get("types"))
             waiting += [{"path": f"{path}/{name}", "type": kind} for name, kind in types.items()]
     return found
@@ -154,7 +155,8 @@ def _dimension(
     dimension: Any = next((width for width in widths if isinstance(width, int)), None)
     for module in further:
         settings = read_json(folder / str(module.get("path", "")) / "config.json")
-        if _kind_of(module) == "Pooling":
+        name = _class_name(str(module.get("type", "")))
+        if name == "Pooling":
             width = settings.get(
                 "embedding_dimension", settings.get("word_embedding_dimension", dimension)
             )
@@ -166,9 +168,9 @@ def _dimension(
                 modes = [key for key in flags if key.startswith("pooling_mode_")]
             count = max(1, len(modes)) if isinstance(modes, list) else 1
             dimension = width * count if isinstance(width, int) else None
-        elif _kind_of(module) == "Dense":
+        elif name == "Dense":
             dimension = settings.get("out_features")
-        elif _kind_of(module) not in ("Normalize", "Dropout", "LayerNorm"):
+        elif name not in ("Normalize", "Dropout", "LayerNorm"):
             return None
     return dimension if isinstance(dimension, int) else None
 
@@ -236,7 +238,7 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     encodes = {name: config.effective_encode(name) for name in config.outputs}
     heeds_task = model.trust_remote_code is True and bool(code)
     for path, kind in _modules_of(here).items():
-        name = kind.rpartition(".")[2]
+        name = _class_name(kind)
         if name == "Dense" and not model.trust_remote_code:
             _refuse_activation(model, here, path)
         elif name in _ROUTERS:
@@ -344,9 +346,9 @@ def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
     """Say what to write in the config to run the code of the model in `folder`, or to leave it."""
     config = read_json(folder / "config.json")
     install = install_for(str(config.get("transformers_version") or "4"))
-    kwargs = kwargs_without_code(config, read_json(folder / "tokenizer_config.json"), model.kwargs)
-    more = f" and `{kwargs}`" if kwargs else ""
-    if "is_causal" in kwargs:
+    line = kwargs_without_code(folder, model.kwargs)
+    more = f" and `{line}`" if line else ""
+    if "is_causal" in line:
         more += " (is_causal: true, if in that code a token sees only those before it)"
     return (
         "Read that code. Then set `model.trust_remote_code: true` to run it with the versions that "
@@ -381,8 +383,12 @@ def _refuse_pointers(model: ModelConfig | ModelSpec, folder: Path) -> None:
 
 
 def _refuse_wrong_kind(
-    model: ModelConfig, modules: list[dict[str, Any]] | None, saved: dict[str, Any]
+    model: ModelConfig, modules: list[dict[str, Any]], saved: dict[str, Any]
 ) -> None:
+    """Refuse a model of another library's class, and one whose pooling is said nowhere, or twice.
+
+    `modules` are those of modules.json, `saved` is config_sentence_transformers.json.
+    """
     kind = saved.get("model_type", _OURS)
     if kind != _OURS:
         raise config_error(
@@ -390,7 +396,7 @@ def _refuse_wrong_kind(
             f"Choose an embedding model as model.name, or encode with {kind} in a plug-in encoder.",
             why=f'{_NAMED_IN} says "model_type": "{kind}"; its last layers would be left out',
         )
-    if modules is None and model.pooling is None:
+    if not modules and model.pooling is None:
         raise config_error(
             f"{model.name} does not say how the vectors of its tokens become one: it has no "
             "modules.json",
@@ -398,7 +404,7 @@ def _refuse_wrong_kind(
             why="sentence-transformers would make up a pooling, which may not be that of the "
             "model's training",
         )
-    if modules is not None and model.pooling is not None:
+    if modules and model.pooling is not None:
         raise config_error(
             f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says "
             "how it pools",

@@ -76,15 +76,12 @@ class ModelSource:
             return
         try:
             found = _stamp_files(Path(str(self.path)), self.stamps)
-            changed = sorted(
-                path
-                for path in {**self.stamps, **found}
-                if path not in self.stamps
-                or path not in found
-                or self.stamps[path].digest != found[path].digest
-            )
+            before = {(path, stamp.digest) for path, stamp in self.stamps.items()}
+            now = {(path, stamp.digest) for path, stamp in found.items()}
+            changed = sorted(path for path, _ in before ^ now)
             # A file that was touched and holds the same has a new stamp: it is not read again.
-            self.stamps = self.stamps if changed else found
+            if not changed:
+                self.stamps = found
         except OSError as error:
             changed = [f"{error.filename}: {error.strerror}"]
         if changed:
@@ -266,13 +263,16 @@ def resolve_outside(
             else:
                 found = fetch(each, f"{each.name}, which {model.name} needs,")
             place = Path(str(found.path))
-            snapshots += [] if Path(each.name).is_dir() else [place]
+            if not Path(each.name).is_dir():
+                snapshots.append(place)
             source.outside[each.name] = found
             if each.backend != NO_WEIGHTS:
                 check_folder(place, model)
                 waiting.append(place)
     remove_folder(hub)
     source.hub = str(hub)
+    # A snapshot is at HUB/models--OWNER--NAME/snapshots/COMMIT; refs/main next to `snapshots` names
+    # the newest commit. All other repositories are those of the cache in use.
     for snapshot in snapshots:
         place = hub / snapshot.parents[1].name / "refs"
         make_folders(place)

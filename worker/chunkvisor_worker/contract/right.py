@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.wire import masked
 
@@ -36,15 +38,15 @@ def install_for(saved: str) -> str:
     return f"pip install transformers=={version} sentence-transformers==5.7.0"
 
 
-def kwargs_without_code(
-    config: Mapping[str, Any], tokenizer: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> str:
+def kwargs_without_code(folder: Path, kwargs: Mapping[str, Any]) -> str:
     """Return the line for the config by which transformers' class does what the model's code did.
 
-    Empty if `kwargs`, the present `model.kwargs`, are enough. `config` is config.json, `tokenizer`
-    tokenizer_config.json. In the code a token may see later ones, although config.json does not
-    say so.
+    Empty if `kwargs`, the present `model.kwargs`, are enough. `folder` has config.json and
+    tokenizer_config.json. In the model's code a token may see later ones although config.json does
+    not say so; hence `is_causal: false`.
     """
+    config = read_json(folder / "config.json")
+    tokenizer = read_json(folder / "tokenizer_config.json")
     needed = dict[str, Any]()
     own = {key: kwargs.get(key) or {} for key in ("config_kwargs", "processor_kwargs")}
     has_code = any(key.startswith("AutoModel") for key in config.get("auto_map") or ())

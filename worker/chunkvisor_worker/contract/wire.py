@@ -121,11 +121,13 @@ def read_batch_log(path: Path) -> BatchRecord:
     written = []
     for line in (read_bounded(path) or b"").splitlines(keepends=True):
         said = from_json(BatchLine, line) if line.endswith(b"\n") else None
-        if said is not None and said.rows is not None:
+        if said is None:
+            break
+        if said.rows is not None:
             begun.append(said.rows)
-        elif said is not None and said.facts is not None:
+        elif said.facts is not None:
             facts = said.facts
-        elif said is not None and said.digest is not None and facts is not None and begun:
+        elif said.digest is not None and facts is not None and begun:
             rows = begun.pop(0)
             if rows:
                 written.append((rows, said.digest))
