@@ -6,6 +6,8 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.secrets import masked
+
 
 class ExitCode(IntEnum):
     """Exit codes of `chunkvisor`; docs/reference/exit-codes.md says which are worth a restart."""
@@ -64,11 +66,11 @@ class ChunkvisorError(Exception):
         log: Path | None = None,
         see: str = "",
     ) -> None:
-        super().__init__(what)
+        super().__init__(masked(what))
         self.code = code
-        self.what = what
-        self.why = why
-        self.remedy = remedy
+        self.what = masked(what)
+        self.why = masked(why)
+        self.remedy = masked(remedy)
         self.log = log
         self.see = see
 

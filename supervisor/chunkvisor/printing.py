@@ -14,6 +14,7 @@ from typing import TextIO
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
+from chunkvisor_worker.contract.secrets import masked, masked_values
 
 
 def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
@@ -22,8 +23,17 @@ def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
     `red`: in that color, on a terminal without NO_COLOR (https://no-color.org).
     Raises Halt (74) if standard output cannot be written, such as on a full disk.
     """
+    return _print(masked("\n".join(map(str, lines))), err=err, red=red)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, for programs."""
+    _print(json.dumps(masked_values(value), indent=2), err=False, red=False)
+
+
+def _print(text: str, *, err: bool, red: bool) -> bool:
     stream = sys.stderr if err else sys.stdout
-    words = printable("\n".join(map(str, lines)))
+    words = printable(text)
     if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):
         words = f"\x1b[31m{words}\x1b[0m"
     try:
@@ -36,11 +46,6 @@ def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
         )  # the interpreter would flush it once more at its end, and complain
         return False
     return True
-
-
-def print_json(value: object) -> None:
-    """Print a value as JSON, for programs."""
-    print_lines(json.dumps(value, indent=2))
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -7,12 +7,14 @@ import faulthandler
 import sys
 from pathlib import Path
 
+from chunkvisor_worker.contract.secrets import mask_standard_streams
 from chunkvisor_worker.liveness import die_with_parent
 
 
 def main() -> None:
     """Parse the one argument, run, exit."""
     faulthandler.enable()
+    mask_standard_streams()
     die_with_parent()
     from chunkvisor_worker.job import run_and_exit
 

@@ -12,7 +12,8 @@ from typing import Any
 from chunkvisor_worker import Busy
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
-from chunkvisor_worker.contract.wire import masked, write_message
+from chunkvisor_worker.contract.secrets import masked
+from chunkvisor_worker.contract.wire import write_message
 
 CHAIN_LIMIT = 8
 MESSAGE_CHARS = 8 << 10

@@ -20,7 +20,7 @@ from typing import Any
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.right import install_for, kwargs_without_code
-from chunkvisor_worker.contract.wire import masked
+from chunkvisor_worker.contract.secrets import masked
 from chunkvisor_worker.tokenizer import (
     WrongModelError,
     check_tokenizer,

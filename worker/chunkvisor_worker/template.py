@@ -29,6 +29,7 @@ from chunkvisor_worker.contract.messages import (
     TemplateOrder,
     TemplateSpec,
 )
+from chunkvisor_worker.contract.secrets import mask_standard_streams
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of
@@ -218,6 +219,7 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
 def main() -> None:
     """Parse the one argument, load, serve."""
     faulthandler.enable()
+    mask_standard_streams()
     die_with_parent()
     be_first_victim()
     orders = socket.socket(fileno=os.dup(0))

@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import click
@@ -68,6 +69,9 @@ def main() -> None:
     An unknown exception is a bug of ours, and keeps its traceback.
     """
     open_standard_streams()
+    sys.excepthook = lambda _kind, error, _trace: print_lines(
+        "".join(traceback.format_exception(error)).rstrip(), err=True
+    )
     # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With
     # this it is 0.1 ms.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")

@@ -294,6 +294,7 @@ def _count_tokens(
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         PARENT_PID: str(os.getpid()),
+        **config.secret_env,
     }
     returncode = run_child(command, files.log, environment=environment)
     answer = read_message(LengthsAnswer, files.result)

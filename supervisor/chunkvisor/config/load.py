@@ -7,6 +7,7 @@ import copy
 import difflib
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean, printable
 from chunkvisor_worker.contract.frozen import frozen
+from chunkvisor_worker.contract.secrets import hide, is_secret
 
 Key = tuple[str | int, ...]
 """The way to a value from the top: keys of mappings and positions in lists."""
@@ -241,6 +242,8 @@ def from_values(
     found = dict(places or {})
     for text in overrides:
         _override(changed, found, text)
+    hide(os.environ)
+    hide({**changed, "secret": changed.get("notify")})
     try:
         return Config.model_validate(changed, context={"folder": str(folder)})
     except ValidationError as error:

@@ -5,6 +5,7 @@ pydantic's own error, or a ValueError with a sentence; `load` puts the key and i
 """
 
 import glob
+import json
 import os
 import re
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from pydantic import (
 from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits
+from chunkvisor_worker.contract.secrets import SECRETS, SIGNED, digested
 
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
@@ -40,9 +42,6 @@ SENTENCE_TRANSFORMERS = "sentence-transformers"
 _MOST = 1_000_000_000
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
-_SECRET_ARGUMENT = re.compile(
-    r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE
-)
 _OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 # --- kinds of value
@@ -108,10 +107,14 @@ def _path(text: str) -> str:
 
 
 def _source(text: str, info: ValidationInfo) -> str:
-    address = _ADDRESS.match(text)
-    if address is None:
+    if not _ADDRESS.match(text):
         return _absolute(text, info)
-    if "@" in address[2] or _SECRET_ARGUMENT.search(text):
+    return _no_secret(text)
+
+
+def _no_secret(text: str) -> str:
+    address = _ADDRESS.match(text)
+    if address and ("@" in address[2] or SIGNED.search(text)):
         raise ValueError(
             "this address has a password, a key or a token in it, which would stand in manifests; "
             "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
@@ -307,7 +310,7 @@ class ModelConfig(Section):
     @classmethod
     def _local_folder(cls, name: str, info: ValidationInfo) -> str:
         if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
-            return name
+            return _no_secret(name)
         folder = _absolute(name, info)
         return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
 
@@ -547,6 +550,14 @@ class Config(Section):
                 )
         return self
 
+    @property
+    def secret_env(self) -> dict[str, str]:
+        """Return the variable by which workers get the secrets that their specs have digests of."""
+        secrets = dict[str, Any]()
+        encodes = [self.encode, *(output.encode for output in self.outputs.values())]
+        digested([self.model.kwargs, *(encode.kwargs for encode in encodes)], secrets=secrets)
+        return {SECRETS: json.dumps(secrets)} if secrets else {}
+
     def effective_encode(self, output: str) -> EncodeConfig:
         """Apply the output's overrides to `encode`.
 
@@ -566,7 +577,8 @@ class Config(Section):
 
 def encode_spec(encode: EncodeConfig) -> EncodeSpec:
     """Return what workers get of the section: what shapes the vectors, without batches."""
-    return EncodeSpec(**encode.model_dump(include={*EncodeSpec.__dataclass_fields__}))
+    values = encode.model_dump(include={*EncodeSpec.__dataclass_fields__})
+    return EncodeSpec(**values | {"kwargs": digested(encode.kwargs)})
 
 
 def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:

@@ -30,6 +30,7 @@ from chunkvisor_worker.contract.files import (
     remove_folder,
 )
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
+from chunkvisor_worker.contract.secrets import digested
 
 NAME_REMEDY = (
     "Write model.name as the path of a model's folder, from the root or from the folder of the "
@@ -66,6 +67,7 @@ class ModelSource:
         """Return what workers get."""
         found: dict[str, Any] = {"path": self.path, "revision": self.revision, "hub": self.hub}
         said = model.model_dump(include={*ModelSpec.__dataclass_fields__} - {*found}, mode="json")
+        said["kwargs"] = digested(model.kwargs)
         return ModelSpec(**said, **found, outside=self.revisions)
 
     def check_unchanged(self) -> None:

@@ -69,7 +69,7 @@ def try_texts(
     path: tuple[str, ...] = ()
     if loaded is not None:
         recovery = loaded.config.recovery
-        env = loaded.config.env
+        env = loaded.config.env | loaded.config.secret_env
         path = (str(loaded.folder),)
     threads = len(os.sched_getaffinity(0))
     environment = worker_environment(os.environ, device, secrets.token_hex(8), env, threads=threads)

@@ -30,7 +30,7 @@ from chunkvisor.units import counted, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.rules import RULES
-from chunkvisor_worker.contract.wire import masked
+from chunkvisor_worker.contract.secrets import masked
 
 _MOST_ROWS = 100
 _MOST_KINDS = 40

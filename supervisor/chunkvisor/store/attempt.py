@@ -17,6 +17,7 @@ from chunkvisor.store.disk import least_free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, remove_folder, sync_folder
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
+from chunkvisor_worker.contract.secrets import masked
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
 LOG_TAIL_BYTES = 64 << 10
@@ -93,6 +94,7 @@ class AttemptFolder:
         Raises nothing: a file that cannot be read is evidence as well.
         """
         files = self.files
+        _mask_log(files.log)
         result = read_message(Result, files.result)
         asked = "fingerprint", "output", "chunk", "start", "stop"
         if result and any(getattr(result, key) != getattr(self.spec, key) for key in asked):
@@ -327,11 +329,19 @@ def trim_log(path: Path) -> None:
             os.truncate(path, 0)
 
 
+def _mask_log(path: Path) -> None:
+    """Take secrets out of a log, into which others than Python may have written as well."""
+    with contextlib.suppress(OSError):
+        text = path.read_text(errors="surrogateescape")
+        if masked(text) != text:
+            path.write_text(masked(text), errors="surrogateescape")
+
+
 def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
     """Return the last bytes of a log, as text; empty if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
-            return file.read(size_bytes).decode(errors="replace")
+            return masked(file.read(size_bytes).decode(errors="replace"))
     except OSError:
         return ""

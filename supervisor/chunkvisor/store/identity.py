@@ -8,13 +8,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chunkvisor.config.choices import digested
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS, Config
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_record
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
+from chunkvisor_worker.contract.secrets import digested
 
 ARITHMETIC = (
     "NVIDIA_TF32_OVERRIDE",  # TF32 in every NVIDIA library (cuBLAS, "NVIDIA_TF32_OVERRIDE")

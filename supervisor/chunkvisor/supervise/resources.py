@@ -205,7 +205,7 @@ class RunResources:
             config.workers.start,
             self._run.run_id,
             os.environ,
-            config.env,
+            config.env | config.secret_env,
             self._template(source),
             self._run.layout.template,
             config.recovery.startup_timeout,

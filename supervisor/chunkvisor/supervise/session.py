@@ -24,6 +24,7 @@ from chunkvisor.store.disk import check_target, halt_for, memory_halt
 from chunkvisor.store.layout import Layout, anything_kept, claim, workdir_gone
 from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted
+from chunkvisor_worker.contract.secrets import masked_values
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
@@ -55,6 +56,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             stack.callback(observers.close)
 
             def report(event: Event, /) -> None:
+                event = type(event)(**masked_values(event.details()))
                 troubles.observe(event)
                 journal.write(event)
                 observers.event(event, journal.state)

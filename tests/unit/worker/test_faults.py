@@ -10,7 +10,8 @@ import pytest
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Phase
-from chunkvisor_worker.contract.wire import from_json, masked, to_json
+from chunkvisor_worker.contract.secrets import is_secret, masked
+from chunkvisor_worker.contract.wire import from_json, to_json
 from chunkvisor_worker.faults import CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS, fault_of, recorded
 
 
@@ -166,6 +167,7 @@ def test_huge_message_is_cut() -> None:
             "https://cdn.example/f?X-Amz-Signature=***&x=1",
         ),
         ("https://me:SECRET@proxy:3128/", "https://me:***@proxy:3128/"),
+        ("sk-proj-SECRETsecretsecret", "sk-proj-***"),
     ],
 )
 def test_tokens_are_masked(text: str, kept: str) -> None:
@@ -177,7 +179,32 @@ def test_tokens_are_masked(text: str, kept: str) -> None:
     assert fault.chain[0].message == kept
     assert "SECRET" not in json.loads(to_json(fault))["traceback"].split("RuntimeError: ", 1)[1]
     assert "SECRET" not in to_json(fault).decode()
-    assert (
-        masked("no pad_token: [PAD]; max_new_tokens=512")
-        == "no pad_token: [PAD]; max_new_tokens=512"
-    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no pad_token: [PAD]; max_new_tokens=512",
+        "/data/hf_datasets/sk-learn-pipelines/gho_st.csv",
+        "cannot open http://host:8080/v1 or a@b",
+    ],
+)
+def test_what_is_like_a_secret_stays(text: str) -> None:
+    """Names of files and arguments that only look like tokens are not masked."""
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((each, True) for each in ("HF_TOKEN", "Authorization", "X-Api-Key", "hfToken", "apiKey")),
+        *(
+            (each, True)
+            for each in ("cookie", "db_password", "credentials", "AWS_SECRET_ACCESS_KEY")
+        ),
+        *((each, False) for each in ("batch_tokens", "pad_token", "tokenizer", "monkey", "author")),
+    ],
+)
+def test_names_of_secrets(name: str, expected: bool) -> None:
+    """A secret is known by a whole word of the name of its key."""
+    assert is_secret(name) is expected

@@ -8,7 +8,7 @@ from typing import Any
 
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.wire import masked
+from chunkvisor_worker.contract.secrets import masked
 
 # How far a vector may lie from the one in float32, relative to its length, by the dtype of the
 # weights (as measured in docs/how-to/diagnose.md). float32 leaves room for TF32; half precision

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import re
 import types
 import typing
 from dataclasses import asdict, fields, is_dataclass
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, read_bounded, write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import BatchLine, Beat, Facts
+from chunkvisor_worker.contract.secrets import revealed
 
 Message = TypeVar("Message")
 
@@ -26,7 +26,7 @@ def to_json(message: Any) -> bytes:
 def from_json(kind: type[Message], data: bytes | str | None) -> Message | None:
     """Return the message, or None if `data` is not one of that kind; unknown keys are ignored."""
     try:
-        return from_plain(kind, json.loads(data or b""))
+        return from_plain(kind, revealed(json.loads(data or b"")))
     except (ValueError, RecursionError):
         return None
 
@@ -136,23 +136,3 @@ def read_batch_log(path: Path) -> BatchRecord:
         else:
             break
     return BatchRecord(facts, tuple(written), tuple(itertools.chain(*begun)), canary)
-
-
-_SECRETS = (
-    # Tokens of the hub, of services like OpenAI's, and of GitHub, wherever they stand.
-    r"\b(hf_|api_org_|sk-|gh[oprsu]_|github_pat_)[\w-]{6,}",
-    r"(?i)\b(authorization['\"]?\s{0,5}[:=]\s{0,5}b?['\"]?(?:\w{1,30}\s{1,5})?)[^\s'\",;]+",
-    r"(?i)\b(bearer\s{1,5})[\w.~+/=-]{6,}",
-    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)"
-    r"['\"]?\s{0,5}[:=]\s{0,5}['\"]?)[^\s'\",;&)]+",
-    # A signed or authorized URL, and one with a password.
-    r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
-    r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
-)
-
-
-def masked(text: str) -> str:
-    """Return the text with passwords and tokens replaced by ***."""
-    for pattern in _SECRETS:
-        text = re.sub(pattern, r"\1***", text)
-    return text

@@ -106,7 +106,7 @@ class RayEngine:
             version=VERSION,
             device=tuple(config.device),
             per_device=config.workers.per_device,
-            env=dict(config.env),
+            env=config.env | config.secret_env,
             start=str(config.workers.start),
             startup_s=config.recovery.startup_timeout,
             template=template,
