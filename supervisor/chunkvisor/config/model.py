@@ -555,7 +555,7 @@ class Config(Section):
         """Return the variable by which workers get the secrets that their specs have digests of."""
         secrets = dict[str, Any]()
         encodes = [self.encode, *(output.encode for output in self.outputs.values())]
-        digested([self.model.kwargs, *(encode.kwargs for encode in encodes)], secrets=secrets)
+        digested([self.model.kwargs, *(encode.kwargs for encode in encodes)], secrets)
         return {SECRETS: json.dumps(secrets)} if secrets else {}
 
     def effective_encode(self, output: str) -> EncodeConfig:

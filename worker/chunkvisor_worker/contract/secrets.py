@@ -11,13 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SECRETS = "CHUNKVISOR_SECRETS"
 """Variable of a worker: the secrets behind the digests in its spec, as a JSON object."""
 
-_MIN_CHARS = 6  # of a value that is masked wherever it stands; shorter ones are parts of words
+_MIN_CHARS = 8  # of a value that is masked wherever it stands; shorter ones are parts of words
 
 # As whole words: batch_tokens is not a secret, and neither is pad_token.
 _NAME = re.compile(
@@ -42,6 +42,7 @@ SIGNED = re.compile(
 )
 """A signed or authorized address."""
 _PASSWORD = re.compile(r"://[^\s/:@]{0,200}:([^\s/@]+)@")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _PATTERNS = (*map(re.compile, _FORMS), SIGNED)
 _hidden = set[str]()
 
@@ -53,32 +54,40 @@ def is_secret(name: str) -> bool:
     return _NAME.search(words) is not None
 
 
-def hide(values: Any, name: str = "") -> None:
+def _walk(value: Any, change: Callable[[Any, str], Any], name: str = "") -> Any:
+    """Copy plain values, each changed by `change(value, name of its key)`."""
+    if isinstance(value, Mapping):
+        return {key: _walk(item, change, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_walk(item, change, name) for item in value)
+    return change(value, name)
+
+
+def hide(values: Mapping[str, Any]) -> None:
     """Mask from now on the values whose name says that they are secret, and passwords of addresses.
 
-    `values` is a mapping, a list or a value, and `name` the key that it stands under.
+    The values may be mappings and lists.
     """
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            hide(value, str(key))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            hide(value, name)
-    elif isinstance(values, str):
-        secrets = _PASSWORD.findall(values)
-        if not secrets and is_secret(name):
-            secrets = [re.sub(r"(?i)^(bearer|basic|token)\s+", "", values)]
-        for secret in secrets:
-            # A path such as that of a file of credentials is not a secret.
-            is_path = secret.startswith("/") and os.path.exists(secret)  # noqa: PTH110 - a long name
-            if len(secret) >= _MIN_CHARS and not is_path:  # also as in a repr or in JSON
-                _hidden.update((secret, repr(secret)[1:-1], json.dumps(secret)[1:-1]))
+    _walk(values, _hide_value)
+
+
+def _hide_value(value: Any, name: str) -> None:
+    if not isinstance(value, str):
+        return
+    secrets = _PASSWORD.findall(value)
+    if not secrets and is_secret(name):
+        secrets = [re.sub(r"(?i)^(bearer|basic|token)\s+", "", value)]
+    for secret in secrets:
+        # A path such as that of a file of credentials is not a secret.
+        is_path = secret.startswith("/") and os.path.exists(secret)  # noqa: PTH110 - a long name
+        if len(secret) >= _MIN_CHARS and not is_path:  # also as in a repr or in JSON
+            _hidden.update((secret, repr(secret)[1:-1], json.dumps(secret)[1:-1]))
 
 
 @functools.cache
 def _hide_environment() -> None:
     hide(os.environ)
-    hide({"secret": [*_secrets().values()]})
+    hide({"secret": list(_secrets().values())})
 
 
 def masked(text: str) -> str:
@@ -106,37 +115,34 @@ def mask_standard_streams() -> None:
         setattr(sys, name, new)
 
 
-def masked_values(value: Any) -> Any:
+def masked_values(values: Any) -> Any:
     """Copy plain values with every text masked."""
-    if isinstance(value, Mapping):
-        return {key: masked_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(masked_values, value))
-    if not isinstance(value, str):
-        return value
-    text = masked(value)
-    return value if text == value else text
+
+    def change(value: Any, _name: str) -> Any:
+        # An enum that is a text stays one.
+        text = masked(value) if isinstance(value, str) else value
+        return value if text == value else text
+
+    return _walk(values, change)
 
 
-def digested(value: Any, name: str = "", secrets: dict[str, Any] | None = None) -> Any:
-    """Copy plain values with a digest in the place of each secret; `name` is the key of the value.
+def digested(values: Any, secrets: dict[str, Any] | None = None) -> Any:
+    """Copy plain values with a digest in the place of each secret.
 
     Equal secrets have equal digests, so that a change is seen. `secrets` gets the values by digest.
     """
-    if isinstance(value, Mapping):
-        return {key: digested(item, str(key), secrets) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [digested(item, name, secrets) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if re.fullmatch("sha256:[0-9a-f]{64}", str(value)):
-        return value
-    if not is_secret(name) and (not isinstance(value, str) or masked(value) == value):
-        return value
-    digest = f"sha256:{hashlib.sha256(json.dumps(value).encode()).hexdigest()}"
-    if secrets is not None:
-        secrets[digest] = value
-    return digest
+
+    def change(value: Any, name: str) -> Any:
+        if value is None or isinstance(value, bool) or _DIGEST.fullmatch(str(value)):
+            return value
+        if not is_secret(name) and masked(str(value)) == str(value):
+            return value
+        digest = f"sha256:{hashlib.sha256(json.dumps(value).encode()).hexdigest()}"
+        if secrets is not None:
+            secrets[digest] = value
+        return digest
+
+    return _walk(values, change)
 
 
 @functools.cache
@@ -145,12 +151,7 @@ def _secrets() -> dict[str, Any]:
     return found
 
 
-def revealed(value: Any) -> Any:
+def revealed(values: Any) -> Any:
     """Copy plain values with the secrets of this worker in the place of their digests."""
-    if not _secrets():
-        return value
-    if isinstance(value, dict):
-        return {key: revealed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [revealed(item) for item in value]
-    return _secrets().get(value, value) if isinstance(value, str) else value
+    secrets = _secrets()
+    return _walk(values, lambda value, _: secrets.get(str(value), value)) if secrets else values
