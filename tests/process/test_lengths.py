@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor_worker.batching import cut, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, LengthsTask, Limits, ModelSpec
-from chunkvisor_worker.lengths import Counter, measure
+from chunkvisor_worker.lengths import TokenCounter, measure
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
@@ -101,7 +101,9 @@ def test_counts_are_the_encoders(
     """Cut at the limit, the counts are those that the encoder itself makes its batches of."""
     spec = ModelSpec("minilm", path=str(minilm_path), **model)
     report = measure(
-        Counter(spec, minilm_path), task_of(tmp_path, TEXTS, encode=encode), tmp_path / "out.npy"
+        TokenCounter(spec, minilm_path),
+        task_of(tmp_path, TEXTS, encode=encode),
+        tmp_path / "out.npy",
     )
     encoder = SentenceTransformerEncoder(spec, encode, "cpu")
     encoder.load(BeatWriter(tmp_path / "beat.json"))
@@ -119,7 +121,9 @@ def test_a_model_without_a_tokenizer_is_estimated(tmp_path: Path) -> None:
     modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": "0_Static"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     report = measure(
-        Counter(ModelSpec("static"), tmp_path), task_of(tmp_path, ["abcdef"]), tmp_path / "out.npy"
+        TokenCounter(ModelSpec("static"), tmp_path),
+        task_of(tmp_path, ["abcdef"]),
+        tmp_path / "out.npy",
     )
     assert (report.max_length, report.estimated) == (None, True)
     assert (report.tokens, report.padded_tokens, report.batches) == (4, 4, 1)

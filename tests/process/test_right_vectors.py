@@ -26,7 +26,7 @@ from chunkvisor.sentence_transformers import SentenceTransformer
 from chunkvisor_worker.contract.messages import Limits, Loaded, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.lengths import Counter
+from chunkvisor_worker.lengths import TokenCounter
 from chunkvisor_worker.model import LoadLog, load_model
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.tokenizer import WrongModelError
@@ -323,7 +323,7 @@ def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
     model = load_model(spec, "cpu", load_log)
 
     ours = SentenceTransformer(str(path), device="cpu")
-    for each in (model.tokenizer, Counter(spec, path).tokenizer, ours.tokenizer):
+    for each in (model.tokenizer, TokenCounter(spec, path).tokenizer, ours.tokenizer):
         assert " ".join(each.convert_ids_to_tokens(each(SAID)["input_ids"])) == tokens
     assert ["which is used" in note for note in load_log.notes] == [True] * changed, load_log.notes
 

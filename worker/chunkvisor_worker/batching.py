@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)  # for an encoder that has cut no text
-# For an estimate that is rather too high: English has 4 to 5, Chinese about 3.
+# Of UTF-8. English has 4 to 5, Chinese about 3: estimates of tokens are rather too high.
 BYTES_PER_TOKEN = 3
 # Padded tokens of the batch that is measured: it fits most GPUs, and shows what a token takes.
 PROBE_TOKENS = 4096

@@ -1,4 +1,4 @@
-"""Makes a CPU faster: linear layers packed for oneDNN, and several batches computed at once."""
+"""Makes a CPU encode faster: packs linear layers for oneDNN, computes several batches at once."""
 
 import fcntl
 import functools
@@ -16,7 +16,7 @@ from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import LINEAR_FILE
 from chunkvisor_worker.contract.frozen import frozen
 
-# Variables of the environment. The kernel of a model's linear layers, `torch` or `onednn`; not
+# Two variables of the environment. The kernel of a model's linear layers, `torch` or `onednn`; not
 # set: the faster one.
 LINEAR = "CHUNKVISOR_LINEAR"
 # The most batches that are computed at once; not set: as many as there are threads.
@@ -184,13 +184,13 @@ def measured_ratio(layers: Sequence[Any]) -> float:
 
 Wait: TypeAlias = Callable[[], Vectors]  # waits for a batch's vectors
 
-# The most of a batch's padded tokens times the model's weights, for each thread of its lane. A slow
-# core takes 8 s for that: a worker that is asked to leave has 25 s for the batches under way and
-# the one that waits for a lane.
+# Limit of (padded tokens of a batch) x (weights of the model) for each thread of a lane. A slow
+# core takes 8 s for that: a worker that is asked to stop has 25 s for the batches under way and the
+# one that waits for a lane.
 _MOST_PRODUCTS = 160e9
 _BATCHES_A_LANE = 4  # at least, since with the last batches of a chunk some lanes are idle
-# Model types of transformers whose forward pass keeps nothing in the model, so that several may be
-# under way.
+# Model types of transformers whose forward pass keeps nothing in the model, so that several passes
+# may be under way at once.
 STATELESS = frozenset((
     "bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral",
     "modernbert", "mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta",

@@ -33,16 +33,16 @@ from chunkvisor_worker.model import (
     use_hub,
 )
 from chunkvisor_worker.tokenizer import (
-    asked_of,
     check_tokenizer,
-    own_tokenizer,
+    tokenizer_kwargs_of,
+    tokenizer_of_file,
     transformer_settings,
 )
 
 BLOCK_TEXTS = 1024  # tokenized at once; more would use more cores, and more memory
 
 
-class Counter:
+class TokenCounter:
     """The tokenizer of a model folder, and the limit that the model sets."""
 
     def __init__(self, model: ModelSpec, folder: Path) -> None:
@@ -61,11 +61,11 @@ class Counter:
             return
         from transformers import AutoTokenizer, logging
 
-        kwargs = asked_of(settings, own)
+        kwargs = tokenizer_kwargs_of(settings, own)
         logging.set_verbosity_error()  # else each text above the model's limit gives a warning
         trust = model.trust_remote_code is True
         made = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
-        self.tokenizer = own_tokenizer(made, place, own)
+        self.tokenizer = tokenizer_of_file(made, place, own)
         config = read_json(place / "config.json")
         rows = config.get("vocab_size")
         list(check_tokenizer(self.tokenizer, place, own, rows))  # a run shows its notes
@@ -103,7 +103,7 @@ class Counter:
         return [len(each) for each in ids]
 
 
-def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
+def measure(counter: TokenCounter, task: LengthsTask, out: Path) -> LengthsReport:
     """Count, cut into batches chunk by chunk, and save the lengths to `out`. Raises OSError."""
     prompt = counter.prompt(task.encode)
     found = [np.zeros(0, dtype=np.int64)]
@@ -160,7 +160,7 @@ def main() -> None:
             path = snapshot_download(
                 model.name, revision=model.revision, allow_patterns=SMALL_FILES
             )
-        counter = Counter(model, Path(path))
+        counter = TokenCounter(model, Path(path))
         tasks = enumerate(request.tasks)
         reports = tuple(
             measure(counter, task, folder / f"lengths{number}.npy") for number, task in tasks

@@ -110,7 +110,7 @@ def be_first_victim() -> None:
 class BeatWriter:
     """Writes what a job and its encoder are doing; each call is a sign of life.
 
-    Each raises OSError.
+    Each method raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

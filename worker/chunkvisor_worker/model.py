@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.correctness import install_for, kwargs_without_code
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
-from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 from chunkvisor_worker.contract.secrets import masked
 from chunkvisor_worker.tokenizer import (
     WrongModelError,
     check_tokenizer,
-    library,
-    own_tokenizer,
     probe_ids,
+    tokenizer_of_file,
+    transformers_version,
 )
 
 # Keys of `model.kwargs` for SentenceTransformer itself; all others are for the transformers model.
@@ -130,10 +130,10 @@ def load_model(spec: ModelSpec, device: str, load_log: LoadLog) -> Any:
 
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
-        name = "torch_dtype" if library() < "transformers 4.56" else "dtype"
+        name = "torch_dtype" if transformers_version() < "transformers 4.56" else "dtype"
         model_kwargs.setdefault(name, spec.dtype)
     with load_log.collecting():
-        with _code_of(spec):
+        with _running_code_of(spec):
             model: Any = SentenceTransformer(
                 spec.path or spec.name,
                 # The revision of a local folder is our digest of it, which the library cannot know.
@@ -186,9 +186,9 @@ def use_tokenizers_of_files(
         named = Path(tokenizer.name_or_path)
         # a folder of another model, if the files name one
         own_folder = (named if named.is_dir() else folder) / place
-        own = own_tokenizer(tokenizer, own_folder, kwargs)
+        own = tokenizer_of_file(tokenizer, own_folder, kwargs)
         if own is not tokenizer:
-            made = f"the tokenizer that {library()} makes of the model's folder"
+            made = f"the tokenizer that {transformers_version()} makes of the model's folder"
             load_log.add_message(
                 f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is "
                 "used"
@@ -296,7 +296,7 @@ def _fit_length(model: Any, asked: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _code_of(spec: ModelSpec) -> Iterator[None]:
+def _running_code_of(spec: ModelSpec) -> Iterator[None]:
     """Make a context in which code that came with the model runs.
 
     An error in it that other versions of the libraries explain says which to install. New memory
@@ -320,9 +320,9 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
         if not own or not str(absent).startswith("transformers"):
             raise
         raise WrongModelError(
-            f"the code that comes with the model does not run under {library()}: {error}. "
-            f"{_older(spec)} Or set model.trust_remote_code to false, to take the class of "
-            "transformers, if it has one of this type. " + _lines_without_code(spec)
+            f"the code that comes with the model does not run under {transformers_version()}: "
+            f"{error}. {_older(spec)} Or set model.trust_remote_code to false, to take the class "
+            "of transformers, if it has one of this type. " + _lines_without_code(spec)
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=only_warn)
@@ -332,7 +332,7 @@ def _older(spec: ModelSpec) -> str:
     """Say what to install, if another transformers wrote the model's config.json."""
     config = read_json(_folder_of(spec) / "config.json")
     saved = str(config.get("transformers_version") or "4")
-    if f"transformers {saved}" == library():
+    if f"transformers {saved}" == transformers_version():
         return ""
     return f"Its config.json was written by version {saved}: {install_for(saved)}."
 
@@ -361,9 +361,9 @@ def _check_weights(load_log: LoadLog, backbones: Iterable[Any], spec: ModelSpec)
     if unused:
         raise WrongModelError(
             "weights of the model's own layers are in its files and are not used: "
-            f"{_some(sorted(unused))}. Its config.json describes other layers, or {library()} has "
-            "none of this kind. Take the config.json that was saved with these weights. "
-            f"{_older(spec)}"
+            f"{_some(sorted(unused))}. Its config.json describes other layers, or "
+            f"{transformers_version()} has none of this kind. Take the config.json that was saved "
+            f"with these weights. {_older(spec)}"
         )
     if load_log.left_over:
         load_log.add_message(
@@ -412,8 +412,8 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
                     empty.append(f"{prefix}.{name}".lstrip("."))
     if empty:
         raise WrongModelError(
-            f"the code that comes with the model has buffers that {library()} leaves empty: "
-            f"{_some(empty)}. The vectors would be NaN, or finite and wrong. {_older(spec)}"
+            f"the code that comes with the model has buffers that {transformers_version()} leaves "
+            f"empty: {_some(empty)}. The vectors would be NaN, or finite and wrong. {_older(spec)}"
         )
 
 
@@ -425,9 +425,9 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
         if key not in _AUTO_CONFIG and (found != value if plain else found is None):
             raise WrongModelError(
                 f"model.kwargs has config_kwargs: {{{key}: {wanted}}}, which has no effect on this "
-                f"model: {type(config).__name__} of {library()} has no such setting. Leave it out; "
-                f'or copy the model\'s folder, write "{key}": {wanted} into its config.json, and '
-                "give that folder as model.name."
+                f"model: {type(config).__name__} of {transformers_version()} has no such setting. "
+                f'Leave it out; or copy the model\'s folder, write "{key}": {wanted} into its '
+                "config.json, and give that folder as model.name."
             )
 
 
@@ -453,9 +453,9 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
     if causal and (said is False or both_ways is True):
         key = "is_causal: false" if said is False else "use_bidirectional_attention: true"
         raise WrongModelError(
-            f"{key} is said (in config.json or config_kwargs), but in the model as {library()} "
-            "loads it a token sees only those before it: the vectors would be those of another "
-            f"model. {_older(spec)}"
+            f"{key} is said (in config.json or config_kwargs), but in the model as "
+            f"{transformers_version()} loads it a token sees only those before it: the vectors "
+            f"would be those of another model. {_older(spec)}"
         )
     line = _lines_without_code(spec)
     if causal and said is None and not spec.trust_remote_code and "is_causal" in line:
@@ -495,7 +495,7 @@ def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
         return function(*args, **(kwargs or {}))
 
     mode = type("Lookups", (TorchDispatchMode,), {"__torch_dispatch__": looked_up})
-    with torch.inference_mode(), _code_of(spec), mode():
+    with torch.inference_mode(), _running_code_of(spec), mode():
         for ids in (first, second):
             given = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             found = model[0](given).get("token_embeddings")

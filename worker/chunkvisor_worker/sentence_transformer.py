@@ -15,8 +15,8 @@ import numpy as np
 
 from chunkvisor_worker import batching, cpu
 from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors, padded_tokens
+from chunkvisor_worker.contract.correctness import allowed_difference, config_line
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.contract.right import allowed_difference, config_line
 from chunkvisor_worker.cpu import Lanes
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import (
@@ -159,15 +159,16 @@ class SentenceTransformerEncoder:
         # Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens
         # are estimated.
         self._rows: list[dict[str, Indices]] | None = None
-        # what the model's preprocessing gives besides, for all texts alike
+        # what the model's preprocessing returns next to the rows, the same for all texts
         self._extras: dict[str, Any] = {}
         self._cut: Indices | None = None  # as `texts_cut` has it; None = the tokenizer does not say
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear = ""
-        self._is_tried = False  # the padding
-        # numbers that each token is multiplied with; 0 if batches are computed one after the other
-        self._weights = 0
+        self._padding_checked = False
+        # weights without the embeddings: each token is multiplied with each. 0 = not a plain text
+        # model
+        self._weight_count = 0
         self._pinned = PinnedBuffers()
         self._is_padded: bool | None = None  # the batch that is forwarded; None = not known
         self._flat = False  # whether the texts of a batch lie end to end, without padding
@@ -257,9 +258,9 @@ class SentenceTransformerEncoder:
         WrongModelError for a model whose vectors depend on the padding, which batches of one text
         do not have.
         """
-        if limits.rows > 1 and not self._is_tried:
+        if limits.rows > 1 and not self._padding_checked:
             self._check_padding(progress)
-            self._is_tried = True
+            self._padding_checked = True
         counted = self._rows is not None
         lanes = Lanes(ahead=1)
         batches: Iterable[Indices]
@@ -377,12 +378,12 @@ class SentenceTransformerEncoder:
                 self._causal = check_attention(model, self._spec)
             if is_plain_text_model(model):
                 # Embeddings are not multiplied. Counted before layers are packed: those have none.
-                self._weights = int(
+                self._weight_count = int(
                     model.transformers_model.num_parameters(exclude_embeddings=True)
                 )
                 if self._device == "cpu":
                     self._linear = cpu.choose_kernel(model, self._sample_vector)
-        # As asked for, or else as saved with the model.
+        # The dimension that is asked for, or else the one that was saved with the model.
         asked = self.wanted.truncate_dim
         self._model.truncate_dim = None  # so that the library says the full dimension
         full = self._model.get_embedding_dimension()
@@ -457,7 +458,7 @@ class SentenceTransformerEncoder:
 
         shared = [each for each in batches if len(each) > 1]
         largest = max((padded_tokens(self._lengths, each) for each in shared), default=0)
-        return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
+        return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weight_count)
 
     def _end_to_end(self, rows: Sequence[dict[str, Indices]]) -> dict[str, Any]:
         """Put the texts end to end for flash attention, as Transformer.preprocess does."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.correctness import kwargs_without_code
 from chunkvisor_worker.contract.files import read_json
-from chunkvisor_worker.contract.right import kwargs_without_code
 
 # Texts of six languages; then digits, cases, accents, letters and spaces that a normalizer changes.
 _SAMPLES = (
@@ -39,7 +39,7 @@ class WrongModelError(ValueError):
     """The loaded model is not the one that its files describe: its vectors would be wrong."""
 
 
-def asked_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_kwargs_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the arguments for a tokenizer, which each mapping has under any name; the last wins."""
     found = dict[str, Any]()
     for each in settings:
@@ -60,22 +60,22 @@ def probe_ids(tokenizer: Any) -> list[int]:
     return list(tokenizer("A short text.", verbose=False)["input_ids"])
 
 
-def library() -> str:
+def transformers_version() -> str:
     """Return such as `transformers 5.23.0`."""
     return f"transformers {importlib.metadata.version('transformers')}"
 
 
-def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
+def tokenizer_of_file(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
     """Return the tokenizer of `folder`/tokenizer.json if `tokenizer` gives other ids, else that.
 
     `kwargs` are `model.kwargs`.
     """
     settings = transformer_settings(folder)
     file = folder / "tokenizer.json"
-    asked = asked_of(settings, kwargs)
+    asked = tokenizer_kwargs_of(settings, kwargs)
     kind = type(tokenizer)
     # A class in Python never reads the file, version 4 always did, and a model's own code decides.
-    known = hasattr(tokenizer, "backend_tokenizer") and library() > "transformers 5"
+    known = hasattr(tokenizer, "backend_tokenizer") and transformers_version() > "transformers 5"
     if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
         return tokenizer
     if any(asked.get(key) is not None for key in _ON_PURPOSE):
@@ -161,7 +161,7 @@ def check_tokenizer(
             f"{texts[0]!r}: right for proteins, DNA or molecules, and not for texts"
         )
     saved = read_json(folder / "tokenizer_config.json")
-    asked = saved | asked_of(transformer_settings(folder), kwargs)
+    asked = saved | tokenizer_kwargs_of(transformer_settings(folder), kwargs)
     _check_added_tokens(tokenizer, asked, kwargs_without_code(folder, kwargs))
 
 
@@ -194,7 +194,7 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any], line: str) -> 
         if line:
             mend = f"Set `{line}` (or {key}: false, if the author's vectors lack it)."
         raise WrongModelError(
-            f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not '
-            f"put {token} {at}: "
-            f"the model would read another text than it was trained with. {mend}"
+            f'tokenizer_config.json says "{key}": true, but the tokenizer of '
+            f"{transformers_version()} does not put {token} {at}: the model would read another "
+            f"text than it was trained with. {mend}"
         )

@@ -29,9 +29,9 @@ from chunkvisor.store.artifact import BadVectorsError, Vectors
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_models
+from chunkvisor_worker.contract.correctness import allowed_difference
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
-from chunkvisor_worker.contract.right import allowed_difference
 
 # How much more is allowed for the numbers of the final: float16 has 11 bits.
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001}

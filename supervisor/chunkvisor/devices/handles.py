@@ -89,7 +89,7 @@ def read_gpu(uuid: str) -> Reading:
     apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", uuid))
     if gpu.returncode != 0:
         return Reading(gpu.returncode)
-    # Other lines are warnings.
+    # Other lines are warnings. An old driver gives no action; a broken one gives no line at all.
     of_gpu = (
         line
         for line in lines_of(gpu.text)
@@ -192,7 +192,8 @@ class DeviceHandle:
         # when the last worker that computed on it ended; None before the first
         self.freed_s: float | None = None
         self.is_readable = device.known_to_smi and not site.node
-        self.only_ours = False  # a reading since the last worker ended showed none but ours on it
+        # whether the last reading shows no process but our workers; false once a worker has ended
+        self.only_ours = False
         self._before_bytes = 0  # in use by others before our first worker
         self.pending: Future[Reading] | None = None  # a reading that is in progress
         self._reported_health: Health | None = None
@@ -334,7 +335,7 @@ class DeviceHandles:
         """Work without this machine of the cluster from now on.
 
         It is gone, or `halt` says why it cannot do this job. If it comes back, it is a new one.
-        `name` is for one that has never worked.
+        `name` is that of a node that has never had a device here.
         """
         ours = [handle for handle in self.alive if handle.site.node == node]
         for handle in ours:

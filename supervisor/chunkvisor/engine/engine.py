@@ -13,16 +13,16 @@ class Worker(Protocol):
     """A handle on a running worker process."""
 
     pid: int
-    """Of the process and of its group; of a worker on another machine, 0 until its first report."""
+    """Id of the process and its group; 0 on another machine until the start is reported."""
     warm: bool  # forked from a template; a new interpreter otherwise
 
     def descriptors(self) -> list[int]:
         """Return descriptors that become readable when it ends or calls."""
 
     def has_called(self) -> bool:
-        """Say whether it has called since the last time.
+        """Say whether it has called since this was last asked.
 
-        A worker calls at the gate, and when it needs its device no longer.
+        A worker calls when it waits at its gate, and when it needs its device no longer.
         """
 
     def open_gate(self, limits: Limits) -> None:
@@ -54,7 +54,8 @@ class Engine(Protocol):
     def open(self, handles: DeviceHandles, pending: Callable[[], int], places: int) -> None:
         """Add devices to `handles`, now or later.
 
-        `pending()` chunks are to be done, and a device has `places` workers at a time. Raises Halt.
+        `pending` counts the chunks that are to be done; `places` is the most workers that a device
+        has at a time, waiting ones included. Raises Halt.
         """
 
     def poll(self) -> None:
@@ -64,7 +65,7 @@ class Engine(Protocol):
         """Return descriptors that become readable when there is something to `poll`."""
 
     def is_preparing(self, handle: DeviceHandle) -> bool:
-        """Say whether nothing is to be started there yet: a template loads the model, say."""
+        """Say whether a start there has to wait, since a template is still loading the model."""
 
     def start(
         self,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.errors import Halt, config_error
+from chunkvisor_worker.contract.correctness import allowed_difference
 from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.right import allowed_difference
 
 _MOST_BYTES = 16 << 20
 
@@ -36,7 +36,7 @@ def difference_and_cosine(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """The content of such a file."""
+    """The texts and vectors of the file that `model.expect` names."""
 
     path: Path
     texts: tuple[str, ...]

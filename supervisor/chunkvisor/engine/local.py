@@ -49,8 +49,8 @@ ANSWER_S = 5.0
 # A template that ended by one of these does not mean that the config is wrong.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# The template's environment is the workers' with these.
-_OF_TEMPLATE = {
+# What a template's environment has over that of a worker.
+_TEMPLATE_VARIABLES = {
     # A pool of threads does not survive a fork, so there must be none.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -90,7 +90,7 @@ class _LocalWorker:
         self.pid = 0
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
-        self._quiet = True  # it may call
+        self._may_call = True  # false from a call until the gate is opened: nothing can come then
         self._pidfd = -1
         self._kills_before = count_oom_kills()
 
@@ -101,12 +101,11 @@ class _LocalWorker:
         self.theirs.close()
 
     def descriptors(self) -> list[int]:
-        # A pidfd becomes readable when the process ends (pidfd_open(2)). The socket does as well;
-        # after a call it is left out, since nothing but its end can come.
-        return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
+        # A pidfd becomes readable when the process ends (pidfd_open(2)).
+        return [self._pidfd, self._ours.fileno()] if self._may_call else [self._pidfd]
 
     def has_called(self) -> bool:
-        if not self._quiet:
+        if not self._may_call:
             return False
         try:
             said = self._ours.recv(16)
@@ -114,11 +113,11 @@ class _LocalWorker:
             return False
         except OSError:
             said = b""
-        self._quiet = False
+        self._may_call = False
         return bool(said)
 
     def open_gate(self, limits: Limits) -> None:
-        self._quiet = True
+        self._may_call = True
         self._send_line(to_json(limits))
 
     def ask_to_stop(self) -> None:
@@ -138,7 +137,7 @@ class _LocalWorker:
 
     def close(self) -> None:
         """Close the descriptors: it has ended, or was not started."""
-        self._quiet = False
+        self._may_call = False
         self._ours.close()
         self.theirs.close()
         if self._pidfd >= 0:
@@ -173,7 +172,10 @@ class _FreshWorker(_LocalWorker):
 
 
 class _WarmWorker(_LocalWorker):
-    """A worker forked from the template: its child, so that the template reports how it ended."""
+    """A worker that the template has forked, and whose return code the template reports.
+
+    Only the parent of a process can learn its return code (waitpid(2)).
+    """
 
     warm = True
 
@@ -216,7 +218,7 @@ class _WarmWorker(_LocalWorker):
 class LocalEngine:
     """The engine of this machine, see `engine.Engine`; each node of a cluster has one as well.
 
-    It has one template at most. Only a fork waits for the template's answer.
+    It has one template process at most. Only `start` waits for the template's answer.
     """
 
     def __init__(
@@ -234,9 +236,10 @@ class LocalEngine:
         self._socket: socket.socket | None = None
         self._loaded = False
         self.failure = ""  # why the template is dead, or was given up and killed
-        self._killed = False  # by others
+        self._killed = False  # whether the template ended by a signal from outside
         self._began_s = 0.0
-        self.began_ns = 0  # by the clock of the files: the template has read no file before it
+        # The template has read no file of the model before this time by the file system's clock.
+        self.began_ns = 0
         self._base: dict[str, str] = {}  # the template's environment
         self.returncodes: dict[int, int] = {}  # return codes of ended warm workers, by pid
         # the template's answer to an order: the worker's pid and pidfd; 0 if it could not fork
@@ -246,7 +249,10 @@ class LocalEngine:
 
     @property
     def loading(self) -> bool:
-        """Say whether the template loads. A fresh worker would not be done earlier than it."""
+        """Say whether the template is still loading the model.
+
+        Workers wait for it: a fresh one would have to load for as long.
+        """
         return self._socket is not None and not self._loaded
 
     @property
@@ -255,7 +261,11 @@ class LocalEngine:
         return self._socket is not None and self._loaded
 
     def start_template(self, pending: int, at_once: int = 0) -> None:
-        """Start a template if that pays: `pending` chunks are to be done, `at_once` of them now."""
+        """Start a template, if the config wants one, or if it saves time.
+
+        That is so if more chunks are `pending` than are worked on `at_once`: the first workers are
+        ready as soon without it.
+        """
         settings = self._settings
         files = self._files
         of_use = settings.start is Start.WARM or (
@@ -264,7 +274,7 @@ class LocalEngine:
         if self._began_s or not of_use:
             return
         self._began_s = time.monotonic()
-        self._base = {**self._environment(self._devices[0], threads=1), **_OF_TEMPLATE}
+        self._base = {**self._environment(self._devices[0], threads=1), **_TEMPLATE_VARIABLES}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)]

@@ -1,4 +1,4 @@
-"""Reads a model's files, and refuses a model that they show to be another than the config's.
+"""Reads a model's files before any worker starts, and refuses those that would give wrong vectors.
 
 A finite vector of the wrong model is the worst result, because no check of vectors finds it. What
 only loading shows is checked in `chunkvisor_worker.model`.
@@ -15,32 +15,32 @@ from typing import Any
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import config_error
 from chunkvisor.units import listed
+from chunkvisor_worker.contract.correctness import install_for, kwargs_without_code
 from chunkvisor_worker.contract.files import SMALL_FILES, read_json
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
-from chunkvisor_worker.contract.right import install_for, kwargs_without_code
 
 # Names of weight files, the best kind first; a folder may have the same weights in several kinds.
-_WEIGHTS = (
+_WEIGHT_PATTERNS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
     ("*.safetensors",),
     ("pytorch_model*.bin",),
 )
 # Keys of `model.kwargs` that decide the size or the dtype of the weights in memory.
-_DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
+_WEIGHT_KWARGS = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
-_OURS = "SentenceTransformer"
+_MODEL_CLASS = "SentenceTransformer"
 # Git LFS puts a file that begins like this in the place of one that it has not fetched.
-_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers 2 to 4
 # sentence-transformers gives every model these, and saves them, empty.
 _OWN_PROMPTS = ("query", "document")
 # Files with an `auto_map`: transformers looks there for Python code that comes with a model.
-_CODE = (
+_FILES_WITH_AUTO_MAP = (
     *("config.json", "tokenizer_config.json", "processor_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json"),
 )
-_NAMED_IN = "config_sentence_transformers.json"
+_ST_CONFIG = "config_sentence_transformers.json"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -67,7 +67,11 @@ def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _modules_of(folder: Path) -> dict[str, str]:
-    """Return the type of each module by its path, those in a Router too; "." is the folder."""
+    """Return the type of each module, by its path in the folder; those in a Router come as well.
+
+    Such as `{".": "sentence_transformers.models.Transformer", "1_Pooling": "….Pooling"}`. The
+    folder itself, ".", is always among them, with an empty type if it is no module.
+    """
     found = dict[str, str]()
     waiting = [{"path": "."}, *_read_modules(folder)]
     while waiting:
@@ -83,9 +87,9 @@ def _modules_of(folder: Path) -> dict[str, str]:
 
 
 def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Path]:
-    """Yield the weights that are loaded, and the files whose name is like one of the `others`."""
+    """Yield the weights that are loaded, and the files that match the patterns `others`."""
     for place in map(folder.joinpath, _modules_of(folder)):
-        for patterns in _WEIGHTS:
+        for patterns in _WEIGHT_PATTERNS:
             weights = list(chain.from_iterable(map(place.glob, patterns)))
             if weights:
                 yield from weights
@@ -98,7 +102,7 @@ def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Pat
 
 @frozen
 class ModelFolder:
-    """What a model's files say of it; None = nothing."""
+    """What a model's files say of it; None = they do not say."""
 
     dimension: int | None = None
     dtype: str | None = None  # as stored; not known if the weights are quantized
@@ -108,7 +112,7 @@ class ModelFolder:
     def computes_in(self, model: ModelConfig) -> str | None:
         """Name the dtype in which a worker computes; None if the files do not say."""
         kwargs = {**model.kwargs, **_mapping(model.kwargs.get("model_kwargs"))}
-        if self.dtype is None or any(kwargs.get(key) is not None for key in _DECIDING):
+        if self.dtype is None or any(kwargs.get(key) is not None for key in _WEIGHT_KWARGS):
             return None
         return self.dtype if str(model.dtype) == "auto" else str(model.dtype)
 
@@ -183,7 +187,7 @@ class Repository:
     """Files that a model needs."""
 
     name: str  # hub id, or path of a folder
-    asked: str | None  # branch, tag or commit; None = the newest
+    asked: str | None  # the branch, tag or commit that is asked for; None = the newest
     backend: str = "torch"  # whose weights are needed; NO_WEIGHTS = of none
 
 
@@ -193,9 +197,9 @@ def repository_of(model: ModelConfig | ModelSpec) -> Repository:
 
 
 def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Repository]:
-    """Yield what the folder's files name outside it.
+    """Yield the repositories and folders outside the folder that its files refer to.
 
-    Modules, bases of adapters, tokenizers, and code that is trusted.
+    They hold modules, base models of adapters, tokenizers, and code that is trusted.
     """
     for path in _modules_of(folder):
         here = folder / path
@@ -217,7 +221,7 @@ def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Reposit
 
 
 def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str]]:
-    """Check the files in the folder, and return warnings: (what, what to do) each.
+    """Check the files in the folder, and return warnings, each as (what is wrong, what to do).
 
     None for a plug-in or a model that is not here yet. Raises Halt (78) for the first fault.
     """
@@ -226,8 +230,8 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     model = config.model
     here = Path(folder)
     warnings = list[tuple[str, str]]()
-    saved = read_json(here / _NAMED_IN)
-    code = check_folder(here, model)
+    saved = read_json(here / _ST_CONFIG)
+    code = check_code(here, model)
     _refuse_wrong_kind(model, _read_modules(here), saved)
     if code and model.trust_remote_code is False:
         what = (
@@ -316,11 +320,11 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
-    """Return the files of Python code that come with the model or its base, as words.
+def check_code(folder: Path, model: ModelConfig | ModelSpec) -> str:
+    """Return which Python files come with the model or its base: `modeling_x.py of owner/name`.
 
-    Raises Halt (78) if the config does not say whether to run it, or if files of the folder are
-    pointers of Git LFS.
+    Empty if none does. Raises Halt (78) if the config does not say whether to run them, or if files
+    of the folder are pointers of Git LFS.
     """
     _refuse_pointers(model, folder)
     places = dict[str, None]()  # in order, each once
@@ -358,9 +362,13 @@ def _either_way(model: ModelConfig | ModelSpec, folder: Path) -> str:
 
 
 def _code_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file that names it, class) of each piece of code that comes with the model."""
+    """Yield (file that names it, class) of each piece of code that comes with the model.
+
+    Such as `("config.json", "modeling_x.XModel")`, or `"owner/name--modeling_x.XModel"` for code of
+    another repository.
+    """
     for path, kind in _modules_of(folder).items():
-        for place in (os.path.normpath(f"{path}/{name}") for name in _CODE):
+        for place in (os.path.normpath(f"{path}/{name}") for name in _FILES_WITH_AUTO_MAP):
             for name in _strings(read_json(folder / place).get("auto_map")):
                 yield place, name
         if kind and not kind.startswith("sentence_transformers."):
@@ -372,7 +380,7 @@ def _refuse_pointers(model: ModelConfig | ModelSpec, folder: Path) -> None:
     found = list[str]()
     for path in _files_of(folder):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 found.append(str(path.relative_to(folder)))
     if found:
         raise config_error(
@@ -389,12 +397,12 @@ def _refuse_wrong_kind(
 
     `modules` are those of modules.json, `saved` is config_sentence_transformers.json.
     """
-    kind = saved.get("model_type", _OURS)
-    if kind != _OURS:
+    kind = saved.get("model_type", _MODEL_CLASS)
+    if kind != _MODEL_CLASS:
         raise config_error(
-            f"{model.name} is a model of the class {kind}, not {_OURS}",
+            f"{model.name} is a model of the class {kind}, not {_MODEL_CLASS}",
             f"Choose an embedding model as model.name, or encode with {kind} in a plug-in encoder.",
-            why=f'{_NAMED_IN} says "model_type": "{kind}"; its last layers would be left out',
+            why=f'{_ST_CONFIG} says "model_type": "{kind}"; its last layers would be left out',
         )
     if not modules and model.pooling is None:
         raise config_error(
@@ -413,6 +421,7 @@ def _refuse_wrong_kind(
 
 
 def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
+    """Refuse a Dense layer whose activation function is the model's own code."""
     name = read_json(folder / path / "config.json").get("activation_function")
     if isinstance(name, str) and not name.startswith("torch."):
         raise config_error(

@@ -16,7 +16,7 @@ from typing import Any
 
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelfolder import Repository, check_folder, outside_of, repository_of
+from chunkvisor.engine.modelfolder import Repository, check_code, outside_of, repository_of
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
@@ -51,8 +51,8 @@ class ModelSource:
     path: str | None  # local folder; None for a plug-in
     revision: str | None
     """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
-    # Of each file of a local folder, by its full path. A snapshot of the hub has none: it does not
-    # change.
+    # The stamp of each file of a local folder, by the file's full path. A snapshot of the hub has
+    # none, since it does not change.
     stamps: dict[str, Stamp] = field(default_factory=dict)
     # What its files name outside its folder, by hub id or path.
     outside: dict[str, "ModelSource"] = field(default_factory=dict)
@@ -250,7 +250,7 @@ def resolve_outside(
 
     `read` gets each that is a folder, `fetch` each other, and words for it. For workers, `hub`
     becomes a cache with these commits as the newest, whatever is downloaded later. Raises what they
-    raise, and Halt (78) as `check_folder`.
+    raise, and Halt (78) as `check_code`.
     """
     waiting = [Path(str(source.path))]
     snapshots = list[Path]()
@@ -269,7 +269,7 @@ def resolve_outside(
                 snapshots.append(place)
             source.outside[each.name] = found
             if each.backend != NO_WEIGHTS:
-                check_folder(place, model)
+                check_code(place, model)
                 waiting.append(place)
     remove_folder(hub)
     source.hub = str(hub)

@@ -59,8 +59,9 @@ def try_texts(
     on_wait: Callable[[], None] = lambda: None,
     limits: Limits = ONE_ROW,
 ) -> Trial:
-    """Encode the texts in the existing empty folder, each as a batch if there are no `limits`.
+    """Encode the texts with one worker, whose attempt is in the existing empty folder.
 
+    Each text is a batch by itself unless `limits` allow more.
     Raises OSError, and what `on_wait` raises.
     """
     files = AttemptFiles(folder)

@@ -25,7 +25,7 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-# In the place of a backend of sentence-transformers, for a download from the hub:
+# `chunkvisor_worker.fetch` takes these in the place of a backend of sentence-transformers.
 ONLY_ASK = "ask"  # nothing but the commit is looked up
 NO_WEIGHTS = "none"  # all files but weights
 
@@ -206,7 +206,7 @@ class Fault:
 
 @frozen
 class BatchLine:
-    """A line of an attempt's batch log. It has one of the three.
+    """A line of an attempt's batch log: one of three kinds, by the field that is set.
 
     `{"rows": [4, 7]}` begins a batch, `{"digest": …}` ends the oldest that has begun; between
     them, once, `{"facts": …}`.
@@ -282,7 +282,7 @@ class TemplateOrder:
 
 @frozen
 class TemplateNews:
-    """From the template. It says one thing."""
+    """From the template: one of `phase_s`, `unfit`, `forked` and `ended` is set."""
 
     phase_s: dict[str, float] | None = None
     """It has loaded, in this time by phase, and forks from now on."""

@@ -91,7 +91,7 @@ class Agent:
     """
 
     def __init__(self, terms: bytes, node: str, cores: float) -> None:
-        """`node` is Ray's number of it, `cores` as it was registered with Ray (0 = not)."""
+        """`node` is Ray's id of the node, `cores` as it was registered with Ray (0 = not)."""
         self._terms = from_json(Terms, terms)
         self._node = node
         self._cores = cores

@@ -96,14 +96,14 @@ class Bridge:
             nodes = await asyncio.to_thread(ray.nodes)
             alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
             able = {
-                number: resources
-                for number, resources in alive.items()
+                node_id: resources
+                for node_id, resources in alive.items()
                 if resources.get(self._wanted)
             }
-            for number in able.keys() - self._stages.keys():
-                if self._deaths[number] < _DEATHS:
-                    self._stages[number] = STARTING
-                    self._start_task(self._keep_agent(number, able[number]))
+            for node_id in able.keys() - self._stages.keys():
+                if self._deaths[node_id] < _DEATHS:
+                    self._stages[node_id] = STARTING
+                    self._start_task(self._keep_agent(node_id, able[node_id]))
             without = len(alive) - len(able)
             stages = Counter(self._stages.values())
             why = f"nodes without a device that the config asks for: {without}" if without else ""
@@ -115,20 +115,20 @@ class Bridge:
 
     # --- a node
 
-    async def _keep_agent(self, number: str, resources: dict[str, Any]) -> None:
+    async def _keep_agent(self, node_id: str, resources: dict[str, Any]) -> None:
         """Start an agent on the node, and pass on its reports until it ends or is lost."""
         gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
-        place = NodeAffinitySchedulingStrategy(node_id=number, soft=False)
+        place = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
         actor: Any = ray.remote(Agent).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)
-        agent = actor.remote(to_json(self._terms), number, float(resources.get("CPU", 0)))
-        self._orders[number] = asyncio.Queue()
-        obeys = asyncio.create_task(self._obey(agent, self._orders[number]))
+        agent = actor.remote(to_json(self._terms), node_id, float(resources.get("CPU", 0)))
+        self._orders[node_id] = asyncio.Queue()
+        obeys = asyncio.create_task(self._obey(agent, self._orders[node_id]))
         try:
             await agent.__ray_ready__.remote()
-            self._stages[number] = PREPARING
+            self._stages[node_id] = PREPARING
             reports = [await agent.hello.remote()]
-            self._stages[number] = WORKING
-            self._agents[number] = agent
+            self._stages[node_id] = WORKING
+            self._agents[node_id] = agent
             while True:
                 for report in filter(None, (from_json(NodeReport, data) for data in reports)):
                     if report.returncode is not None:
@@ -143,21 +143,21 @@ class Bridge:
                             )
                     self._report(replace(report, beat=None))
                     if report.aside:
-                        self._deaths[number] = _DEATHS
+                        self._deaths[node_id] = _DEATHS
                         await asyncio.wait_for(agent.close.remote(), _CLOSE_S)
                         return
                 reports = await agent.news.remote()
         except Exception as error:  # noqa: BLE001 - whatever it is, the node is lost
-            self._deaths[number] += 1
+            self._deaths[node_id] += 1
             if not isinstance(error, ray.exceptions.RayError):
                 traceback.print_exc()
-            self._report(NodeReport(number, gone=first_line(error)))
+            self._report(NodeReport(node_id, gone=first_line(error)))
         finally:
             obeys.cancel()
             ray.kill(agent)
-            self._orders.pop(number)
-            self._agents.pop(number, None)
-            self._stages.pop(number)
+            self._orders.pop(node_id)
+            self._agents.pop(node_id, None)
+            self._stages.pop(node_id)
 
     async def _obey(self, agent: Any, orders: asyncio.Queue[NodeOrder]) -> None:
         """Pass orders on, one after the other. `_keep_agent` sees when the agent is lost."""

@@ -156,8 +156,8 @@ class RayEngine:
                 self.close(0.0)
         if self._socket is None:
             self._why = self._cluster.why or "the bridge to the cluster has ended"
-            for number in list(self._nodes):
-                self._lose(number, self._why)
+            for node_id in list(self._nodes):
+                self._lose(node_id, self._why)
         if not self._pending():
             return  # no node is needed any more
         if self._handles.alive:
@@ -238,9 +238,9 @@ class RayEngine:
             if report.worker in node.workers:
                 node.workers[report.worker].take_report(report)
 
-    def _lose(self, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        self._handles.drop_node(number, why, halt, name)
-        node = self._nodes.pop(number, None)
+    def _lose(self, node_id: str, why: str, halt: Halt | None = None, name: str = "") -> None:
+        self._handles.drop_node(node_id, why, halt, name)
+        node = self._nodes.pop(node_id, None)
         for worker in node.workers.values() if node is not None else ():
             worker.take_report(NodeReport(returncode=NODE_LOST))
 

@@ -31,10 +31,10 @@ class Terms:
 
 @frozen
 class NodeOrder:
-    """From the parent to a node or to one of its workers. It says one thing."""
+    """From the parent to a node: start a worker (`folder`), or do one of the last three to it."""
 
-    node: str  # Ray's number of it
-    worker: int = -1  # the parent's number of it
+    node: str  # Ray's id of the node
+    worker: int = -1  # the parent's number for the worker
     folder: str = ""  # start the worker with the files in this folder on the parent's machine
     device: int = 0  # its position among the node's devices
     fresh: bool = False
@@ -55,7 +55,11 @@ class Cluster:
 
 @frozen
 class NodeReport:
-    """From the bridge, a node, or one of its workers. It says one thing."""
+    """A report of one thing, by the bridge, by a node, or of one of the node's workers.
+
+    Which it is, the first field says that is set: up, gone, preparing, pid, beat, returncode, event
+    or cluster. The fields under each belong to it.
+    """
 
     node: str = ""
     worker: int = -1

@@ -1,4 +1,8 @@
-"""How far rounding moves a vector, and what a model needs whose code is old or is left out."""
+"""What it takes for a model to give the right vectors, for the parent and the worker to say.
+
+How far rounding moves a vector; which versions a model's own code needs; and what the config must
+say if that code is left out.
+"""
 
 import json
 import re
@@ -14,19 +18,22 @@ from chunkvisor_worker.contract.secrets import masked
 # weights (as measured in docs/how-to/diagnose.md). float32 leaves room for TF32; half precision
 # rounds in each layer of a model.
 _ALLOWED = {"float32": 0.01, "float16": 0.03}
-# In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
+# For bfloat16, quantized weights, and weights of an unknown dtype (plug-ins).
 _ALLOWED_ELSE = 0.15
 
 
 def allowed_difference(dtype: str, model: ModelSpec) -> float:
-    """Return how far a vector of that dtype may lie from the float32 one, by its length."""
+    """Return how far a vector may lie from that in float32, relative to its length.
+
+    `dtype` is that of the weights as loaded, such as `bfloat16`; empty = not known.
+    """
     if "quantization_config" in model.kwargs:
         return _ALLOWED_ELSE
     return _ALLOWED.get(dtype, _ALLOWED_ELSE)
 
 
 def install_for(saved: str) -> str:
-    """Return the command that installs versions for code of transformers `saved`.
+    """Return the pip command for a model's code that was saved by version `saved` of transformers.
 
     sentence-transformers 5.7.0 is the last that takes transformers 4. Code of before 4.50 calls
     what later ones lack, or replaces methods that they do not call.
@@ -59,5 +66,5 @@ def kwargs_without_code(folder: Path, kwargs: Mapping[str, Any]) -> str:
 
 
 def config_line(kwargs: Mapping[str, Any], **added: Any) -> str:
-    """Return the line `model.kwargs: {…}` with what is added."""
+    """Return the line `model.kwargs: {…}` for the config, with `added` in it and secrets masked."""
     return masked(re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}"))
