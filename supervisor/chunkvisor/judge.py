@@ -67,7 +67,7 @@ class Pulse:
 
         None, or the same beat as before, is no sign of life.
         """
-        if beat is None or (self.beat is not None and beat.seq == self.beat.seq):
+        if not beat or (self.beat and beat.seq == self.beat.seq):
             return self
         return replace(self, beat=beat, changed_s=now_s)
 
@@ -223,7 +223,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
     code = evidence.returncode
-    if evidence.result is not None and evidence.vectors_problem is None:
+    if evidence.result and evidence.vectors_problem is None:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result counts
         # more than the exit status.
         return base
@@ -240,7 +240,7 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
         return replace(
             base, outcome=Outcome.LOST, reason=evidence.ended_why or "its machine was lost"
         )
-    if evidence.result is not None:
+    if evidence.result:
         other = evidence.other_dimension
         return replace(
             base,
@@ -253,7 +253,7 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
             bad_rows=evidence.bad_rows,
         )
     # The fault that it recorded has the exception and the phase; log and exit code say less.
-    if evidence.fault is not None:
+    if evidence.fault:
         return _diagnosed(base, diagnose(evidence.fault, _known(evidence)))
     return _without_record(evidence, base, code, at_texts=at_texts)
 
@@ -292,9 +292,8 @@ def _without_record(
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # Its last words may still be in the log.
-    known = _known(evidence)
-    diagnosis = diagnose_log(evidence.log_tail, code, base.phase, known)
-    if diagnosis is not None:
+    diagnosis = diagnose_log(evidence.log_tail, code, base.phase, _known(evidence))
+    if diagnosis:
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
         return replace(
@@ -320,7 +319,7 @@ def _diagnosed(base: Verdict, diagnosis: Diagnosis) -> Verdict:
         exit_code=rule.exit_code,
         smaller_batch_helps=rule.smaller_batch_helps,
         row_can_cause=rule.row_can_cause,
-        figures=read_oom(diagnosis.cause.message) if diagnosis.cause is not None else None,
+        figures=read_oom(diagnosis.cause.message) if diagnosis.cause else None,
     )
 
 

@@ -152,10 +152,10 @@ def last_remedy(verdict: Verdict) -> str:
             "look at its code."
         )
     of_rule = _OF_RULES.get(verdict.rule, "")
-    if verdict.exit_code is not None and verdict.remedy and not of_rule:
+    if verdict.exit_code and verdict.remedy and not of_rule:
         return verdict.remedy
     figures = verdict.figures
-    if figures is not None and verdict.others_hold_memory:
+    if figures and verdict.others_hold_memory:
         return (
             f"Other processes hold {human_bytes(figures.others_bytes)} of the GPU's "
             f"{human_bytes(figures.total_bytes)}: `nvidia-smi` shows which. End them, wait for "
@@ -285,8 +285,8 @@ def all_texts_bad(output: str, last: BadText | None) -> Halt:
         f"halted at {output}: none of its texts can be encoded",
         "Check source and model, and correct what is wrong. Then run the same command again: it "
         "tries all texts again.",
-        why=last.reason if last is not None else "",
-        see=str(last.outcome) if last is not None else "",
+        why=last.reason if last else "",
+        see=str(last.outcome) if last else "",
     )
 
 

@@ -77,7 +77,7 @@ class Report:
         for name in (*config.outputs, *config.combine):
             layout = Layout(config.workdir).output(name)
             manifest = read_sealed(layout.manifest)
-            if manifest is None:
+            if not manifest:
                 raise Halt(
                     ExitCode.TRY_AGAIN,
                     f"{layout.manifest} was removed a moment ago",

@@ -73,7 +73,7 @@ class RunningAttempt:
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
         beat = self.pulse.beat
-        if beat is not None and beat.freed and self.ended_by is EndedBy.ITSELF:
+        if beat and beat.freed and self.ended_by is EndedBy.ITSELF:
             self._free(now_s)
 
     def _free(self, now_s: float) -> None:

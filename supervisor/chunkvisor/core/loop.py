@@ -369,19 +369,19 @@ class Loop:
 
     def _note_stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
         follows = self._scheduler.stored(task, problem)
-        if problem is None and not self._store.commit_parts(task.output, task.chunk):
+        if not problem and not self._store.commit_parts(task.output, task.chunk):
             self._scheduler.chunk_invalidated(task.output, task.chunk)
         return follows
 
     def _attempt_failed(self, told: ReportFailure) -> None:
         attempt = self._ended.get(told.worker)
         verdict = told.verdict
-        if attempt is not None:
+        if attempt:
             attempt.folder.record_verdict(verdict)
         self._reports.failure(told, attempt)
         # Processes that held the memory all through a wait stay: they are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
-        if in_vain and verdict.figures is not None and attempt is not None:
+        if in_vain and verdict.figures and attempt:
             attempt.handle.accept_others(verdict.figures.others_bytes)
 
 

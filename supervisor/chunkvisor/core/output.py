@@ -136,9 +136,7 @@ class OutputRun:
         """
         if self._taken is None:
             reuse = self.table.reuse
-            self._taken = (
-                self.table.reused_texts(reuse, _LOOKED_AT)[:1] if reuse is not None else []
-            )
+            self._taken = self.table.reused_texts(reuse, _LOOKED_AT)[:1] if reuse else []
         return self._taken
 
     def read_texts(self, texts: Sequence[int]) -> Iterator[str]:
@@ -232,7 +230,7 @@ class OutputRun:
             if not folder.parent.name.isdecimal() or files.verdict.exists():
                 continue
             spec = read_message(Spec, files.spec)
-            if spec is None or not self._is_ours(spec, int(folder.parent.name), files):
+            if not spec or not self._is_ours(spec, int(folder.parent.name), files):
                 remove_folder(folder)
                 continue
             yield AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))

@@ -260,7 +260,7 @@ def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
 
     Another run would end in the same way, unless others held the memory or ended the workers.
     """
-    if verdict.exit_code is not None:
+    if verdict.exit_code:
         return ExitCode(verdict.exit_code)
     # These are the encoder's; a crash, a hang or an error of CUDA may be the device's.
     if verdict.outcome is Outcome.BAD_OUTPUT or verdict.rule == "unknown-on-texts":
@@ -285,7 +285,7 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
             return Retry(charge=False)
         case Outcome.GPU_OOM | Outcome.HOST_OOM:
             step = _answer_lack_of_memory(verdict, history, recovery)
-            if step is not None:
+            if step:
                 return step
     if verdict.row_can_cause:
         return _answer_fault_of_texts(verdict, history, recovery)
@@ -303,7 +303,7 @@ def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: Recover
     # A hang may have been the machine's, even if the config wants one try.
     looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
     certain = refused or (bool(verdict.bad_rows) and proven) or tries >= looks
-    if not proven and history.canary is not None:
+    if not proven and history.canary:
         # The shortest of its own texts may be bad itself, while others had a vector: that says
         # nothing of the device.
         if not (history.shortest_first and history.output_has_vectors):
@@ -537,7 +537,7 @@ class FailureHistory:
         """Lower the limit of batches on devices of this kind; None if it was as low already."""
         old = self._lesson(kind)
         new = limit
-        if old is not None:
+        if old:
             new = BatchLimit(min(old.rows, limit.rows), smaller_limit(old.tokens, limit.tokens))
         self._lessons[kind] = new
         return new if new != old else None
@@ -545,7 +545,7 @@ class FailureHistory:
     def limits(self, limits: Limits, kind: str) -> Limits:
         """Lower the limits of the config to what fits on devices of this kind."""
         lesson = self._lesson(kind)
-        if lesson is None:
+        if not lesson:
             return limits
         tokens = smaller_limit(limits.tokens, lesson.tokens)
         return replace(limits, rows=min(limits.rows, lesson.rows), tokens=tokens)

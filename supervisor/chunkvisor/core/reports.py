@@ -44,12 +44,12 @@ class Reports:
         run = self._outputs[task.output]
         output, chunk = run.name, task.chunk
         # If no worker could be started, the logs are those of earlier attempts at the chunk.
-        log = attempt.folder.find_log() if attempt is not None else run.newest_log(chunk)
+        log = attempt.folder.find_log() if attempt else run.newest_log(chunk)
         kind = event.PartFailed if task.bisecting else event.AttemptFailed
         failed = (event.AttemptInterrupted if verdict.asked_for else kind)(
             output,
             chunk,
-            attempt.folder.spec.attempt if attempt is not None else 0,
+            attempt.folder.spec.attempt if attempt else 0,
             verdict.outcome,
             verdict.reason,
             start=task.texts[0],
@@ -57,7 +57,7 @@ class Reports:
             rule=verdict.rule,
             phase=str(verdict.phase or ""),
             log=str(log or ""),
-            then=what_follows(step, verdict) if step is not None else "",
+            then=what_follows(step, verdict) if step else "",
             rows=run.which_rows(told.in_flight),
         )
         self._emit(failed)
@@ -86,12 +86,12 @@ class Reports:
     ) -> Halt:
         """Put the end of the run, or of a device that is `dropped`, into words."""
         halt = self._put_into_words(ending, dropped=dropped)
-        output = self._outputs[ending.task.output if ending.task is not None else 0]
+        output = self._outputs[ending.task.output if ending.task else 0]
         facts = output.ledger.facts
-        if attempt is not None:
+        if attempt:
             halt.log = attempt.folder.find_log()
             facts = facts or attempt.folder.facts_of_batches()
-        if halt.outcome == Outcome.BAD_OUTPUT and facts is not None and facts.dtype:
+        if halt.outcome == Outcome.BAD_OUTPUT and facts and facts.dtype:
             devices = [handle.device for handle in self._handles.alive]
             better = advised_dtype(None, weakest(devices) or CPU)
             messages.name_dtype(halt, output.job.model.name, facts.dtype, better)
@@ -100,11 +100,11 @@ class Reports:
     def _put_into_words(self, ending: Ending, *, dropped: bool) -> Halt:
         task = ending.task
         verdict = ending.verdict
-        output = self._outputs[task.output if task is not None else 0]
+        output = self._outputs[task.output if task else 0]
         if ending.why is StopReason.ALL_BAD:
             return messages.all_texts_bad(output.name, output.last_bad())
-        assert verdict is not None, ending
-        if ending.why is StopReason.BAD_ROWS and task is not None:
+        assert verdict, ending
+        if ending.why is StopReason.BAD_ROWS and task:
             count = len(task.texts) + sum(each.bad_count for each in self._outputs)
             fails = self._recovery.on_bad_row is OnBadRow.FAIL
             most = None if fails else self._recovery.max_bad_rows
@@ -115,14 +115,14 @@ class Reports:
                 verdict = replace(verdict, reason=reason)
             return messages.too_many_bad_texts(output.name, where, count, verdict, most)
         device = str(self._handles[ending.device]) if ending.device is not None else "this machine"
-        at = output.name, task.chunk if task is not None else 0, output.texts
+        at = output.name, task.chunk if task else 0, output.texts
         return messages.halt_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
 
 def what_follows(step: policy.Step, verdict: Verdict) -> str:
     """Say what the run does next, in a few words; empty if the next event says it better."""
     match step:
-        case policy.Retry(limit=limit) if limit is not None:
+        case policy.Retry(limit=limit) if limit:
             rows, tokens = limit.rows, limit.tokens
             most = counted(rows, "row") if tokens is None else counted(tokens, "token")
             return f"retrying with batches of at most {most}"

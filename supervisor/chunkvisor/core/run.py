@@ -65,7 +65,7 @@ class Signals:
     @property
     def why(self) -> str:
         """What ends the run: the name of the first signal, or the option."""
-        return self.first.name if self.first is not None else "--stop-after"
+        return self.first.name if self.first else "--stop-after"
 
     @property
     def until_s(self) -> float | None:
@@ -110,7 +110,7 @@ class Signals:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # The handler only notes: anything else could run in the middle of a write.
-        if self.first is None:
+        if not self.first:
             self.first = signal.Signals(number)
             self._first_s = time.monotonic()
         self.count += 1
@@ -119,7 +119,7 @@ class Signals:
 def stopped(signals: Signals) -> Halt:
     """The end of a run that was asked to stop, by a signal or because its time is over."""
     remedy = f"Run the same command again to continue{KEPT}."
-    if signals.first is None:
+    if not signals.first:
         after = human_time(signals.stop_after_s or 0.0)
         return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED

@@ -240,7 +240,7 @@ class Scheduler:
                     and device.number not in held
                 ):
                     task = self._queue.pop_next(now_s, device.number, only_device=len(working) == 1)
-                    if task is not None:
+                    if task:
                         self._start_worker(task, device)
         return self._take_instructions()
 
@@ -292,7 +292,7 @@ class Scheduler:
     def worker_called(self, number: int, *, freed: bool) -> list[Instruction]:
         """Hear that the worker waits at the gate, or (`freed`) has given its device back."""
         worker = self.workers.get(number)
-        if worker is not None:
+        if worker:
             worker.ready = True
             if freed:
                 worker.gate = GateState.PASSED
@@ -334,14 +334,14 @@ class Scheduler:
         No health report means that nothing can tell its health.
         """
         device = self.devices.get(number)
-        if device is not None and gone:
+        if device and gone:
             self._lose_device(device)
-        elif device is not None and health_report is not None and device.suspected_s is not None:
+        elif device and health_report and device.suspected_s is not None:
             self._judge_health(device, health_report, device.suspected_s)
-        elif device is None and not gone:
+        elif not device and not gone:
             device = DeviceState(number, node, kind, health_report is not None)
             self.devices[number] = device
-            if health_report is not None and health_report.health is Health.BROKEN:
+            if health_report and health_report.health is Health.BROKEN:
                 # It is looked at again before a worker gets it: by then others may have joined.
                 device.suspected_s = self._clock()
         return self._take_instructions()
@@ -363,7 +363,7 @@ class Scheduler:
             device.suspected_s = None
             device.look_s = now_s
             self._open_gates(device, now_s)
-        if ending is not None:
+        if ending:
             self._drop_device(device, ending, local=True)
 
     def _lose_device(self, device: DeviceState) -> None:
@@ -402,7 +402,7 @@ class Scheduler:
         device.workers.remove(worker)
         self._forget_device(device)
         verdict = end.verdict
-        if verdict is None:
+        if not verdict:
             self._queue.put_back(replace(task, cold_start=True))
         elif verdict.outcome is Outcome.COMMITTED:
             # The device works: the next attempt needs no canary, and may come from the template.
@@ -421,7 +421,7 @@ class Scheduler:
                 left = [text for text in task.texts if text not in end.done]
                 self._keep_vectors(end.worker, task.subset(done, bisecting=True))
                 rest = task.subset(left, charged_failures=task.charged_failures) if left else None
-            if rest is None:
+            if not rest:
                 self._add(ReportFailure(end.worker, task, verdict, None, ()))
             else:
                 self._attempt_failed(rest, end, verdict, worker)
@@ -495,10 +495,10 @@ class Scheduler:
     ) -> None:
         """Pause on the device, or (None) on all."""
         now_s = self._clock()
-        where = device.number if device is not None else None
+        where = device.number if device else None
         waited_s = self._failures.lasts_s(verdict.outcome, where, now_s)
         self._failures.record(verdict.outcome, where, now_s=now_s)
-        waits = device if device is not None else self
+        waits = device or self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
         self._add(ReportWait(where, delay_s, waited_s, verdict))
         self._queue.put_back(task)
@@ -561,9 +561,9 @@ class Scheduler:
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             task = replace(task, charged_failures=(*task.charged_failures, verdict.outcome))
-        if step.limit is not None:
+        if step.limit:
             limit = self._failures.lower_limit(device.kind, step.limit)
-            if limit is not None:
+            if limit:
                 # A limit that comes from the memory that others hold is not for later runs.
                 lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
                 self._add(LowerLimits(device.kind, limit, lasting))
@@ -587,7 +587,7 @@ class Scheduler:
         texts = list(task.texts)
         if how is How.BAD:
             bad = self._keep_good_vectors(task, end, verdict)
-            assert bad is not None, verdict
+            assert bad, verdict
             pieces = [replace(bad, singly=True)]
         elif how is How.SUSPECTS:
             suspects = [text for text in texts if text in end.in_flight]
@@ -625,7 +625,7 @@ class Scheduler:
         """Hear that vectors or verdicts are stored, or (`problem`) why they are not."""
         now_s = self._clock()
         output = self._outputs[task.output]
-        if problem is not None:  # they are computed again
+        if problem:  # they are computed again
             waited_s = self._failures.waited_s(problem.outcome, None, now_s)
             step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
             if isinstance(step, policy.Wait):

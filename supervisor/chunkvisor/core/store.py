@@ -80,8 +80,8 @@ class ResultStore:
                 facts = folder.facts_of_batches()
             else:
                 result = folder.result()
-                facts = result.facts if result is not None else None
-            if facts is None:
+                facts = result.facts if result else None
+            if not facts:
                 raise OSError(errno.EIO, f"{folder.files.folder} cannot be read any more")
             self._warn(output, facts)
             # Before the vectors: how many tokens were cut can only be read as long as the attempt
@@ -89,7 +89,7 @@ class ResultStore:
             folder.keep_cut_lengths(
                 ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct
             )
-            if whole and result is not None:
+            if whole and result:
                 ledger.commit(task.chunk, folder.files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
@@ -104,12 +104,12 @@ class ResultStore:
             folder.remove()
         if whole:
             self._committed(output, task.chunk, result)
-        elif result is not None and complete:
+        elif result and complete:
             counts = len(task.texts), result.tokens
             self._emit(event.PartCommitted(output.name, task.chunk, spec.start, spec.stop, *counts))
         else:
             beat = folder.beat()  # it knows the tokens of these texts, about
-            tokens = beat.tokens_done if beat is not None else 0
+            tokens = beat.tokens_done if beat else 0
             self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         return None
 
@@ -165,7 +165,7 @@ class ResultStore:
         """
         output = self._outputs[number]
         ledger = output.ledger
-        if ledger.facts is None or ledger.committed(chunk) or output.undone(chunk):
+        if not ledger.facts or ledger.committed(chunk) or output.undone(chunk):
             return True
         try:
             if not ledger.commit_parts(chunk):
@@ -255,14 +255,14 @@ class ResultStore:
         disk's.
         """
         lost = list[tuple[int, int]]()
-        if self._join is not None and self._join[1].done():
+        if self._join and self._join[1].done():
             number, future = self._join
             self._join = None
             lost += self._join_ended(number, future)
         for number, output in enumerate(self._outputs):
-            if self._stopped or self._join is not None or self._clock() < self._again_s:
+            if self._stopped or self._join or self._clock() < self._again_s:
                 break
-            if number in self._to_plan and output.prepare is not None:
+            if number in self._to_plan and output.prepare:
                 if not self._signals.draining:
                     self._begin_join(number, output.prepare)
                 continue
@@ -307,7 +307,7 @@ class ResultStore:
 
     def _is_ready(self, number: int) -> bool:
         output = self._outputs[number]
-        if output.joined or output.waits_for or (output.left and output.ledger.facts is None):
+        if output.joined or output.waits_for or (output.left and not output.ledger.facts):
             return False
         # What waits for its vectors takes them from its chunks: a final file may be rounded.
         is_awaited = any(number in each.waits_for for each in self._outputs)
@@ -316,7 +316,7 @@ class ResultStore:
     def _join_ended(self, number: int, future: Future[Any]) -> list[tuple[int, int]]:
         output = self._outputs[number]
         try:
-            if output.prepare is not None:
+            if output.prepare:
                 planned, told = future.result()
                 output.become(planned)
                 for each in told:
@@ -374,7 +374,7 @@ def _reason_of(output: OutputRun, text: int, verdict: Verdict) -> str:
 def _check_space(output: OutputRun) -> None:
     """Raise Halt (74) if the rest of the output cannot fit on the disk, once a chunk is known."""
     ledger = output.ledger
-    if ledger.facts is None:
+    if not ledger.facts:
         return
     left = ledger.plan.distinct - ledger.texts_done
     dimension = ledger.facts.dimension

@@ -70,7 +70,7 @@ def read_record(kind: type[_Record], path: Path) -> _Record | None:
     if content is None:
         return None
     record = from_json(kind, json.dumps(content))
-    if record is None:
+    if not record:
         raise DamagedError(str(path))
     return record
 

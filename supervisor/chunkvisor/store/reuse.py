@@ -139,8 +139,4 @@ def ledger_of(layout: OutputLayout) -> Ledger | None:
     Raises DamagedError, OSError.
     """
     fixed = read_fixed(layout)
-    return (
-        Ledger(layout, *plan_and_fingerprint(read_reuse(layout), fixed))
-        if fixed is not None
-        else None
-    )
+    return Ledger(layout, *plan_and_fingerprint(read_reuse(layout), fixed)) if fixed else None

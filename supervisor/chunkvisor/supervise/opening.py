@@ -89,8 +89,8 @@ class Opening:
         """
         self._layouts = [*map(self._run.layout.output, self._config.outputs)]
         found = open_outputs(self._layouts, self._wanted)
-        complete = [each.layout for each in found if each.manifest is not None]
-        left = [each for each in found if each.manifest is None]
+        complete = [each.layout for each in found if each.manifest]
+        left = [each for each in found if not each.manifest]
         outputs = list[OutputRun]()
         for number, each in enumerate(left):
             counts = list[int]()
@@ -113,7 +113,7 @@ class Opening:
         """
         layout = found.layout
         fixed = found.fixed
-        assert fixed is not None
+        assert fixed
         name = layout.name
         places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
         texts = counted(fixed.distinct, "text")
@@ -152,7 +152,7 @@ class Opening:
         layout = found.layout
         name = layout.name
         fixed = found.fixed
-        assert fixed is not None
+        assert fixed
         if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
             size = f"{fixed.chunk_size:,}"
             wanted.emit_note(f"{name}: keeps chunks of {size} texts, as its first run began")
@@ -161,7 +161,7 @@ class Opening:
         ledger = Ledger(layout, *plan_and_fingerprint(reuse, fixed))
         ledger.load()
         taken = 0
-        if reuse is not None:
+        if reuse:
             taken = reuse.texts_copied
             texts = counted(reuse.texts, "text")
             places = listed([place.words for place in reuse.places], 3)
@@ -228,7 +228,7 @@ class Opening:
             form,
             source,
             rows=table.rows,
-            taken=reuse.texts_copied if reuse is not None else 0,
+            taken=reuse.texts_copied if reuse else 0,
             without_blanks=_without_blanks(config.outputs[name]),
         )
 

@@ -93,7 +93,7 @@ class RunResources:
 
     def close(self) -> None:
         """Close an engine that was not taken."""
-        if self._ahead is not None:
+        if self._ahead:
             self._ahead.close()
 
     def on_wait(self) -> None:
@@ -121,14 +121,14 @@ class RunResources:
             found = ModelSource(None, model.revision)
         else:
             here = known_source(model, layout.model)
-            if here is None:
+            if not here:
                 from chunkvisor.sources.child import request_of, try_first_row
 
                 # A download takes minutes: what is wrong with a source is said before.
                 for name in self._config.outputs:
                     wanted = request_of(self._config, name, self._request.rows)
                     try_first_row(wanted, self.on_wait)
-            if here is not None and model.is_folder:
+            if here and model.is_folder:
                 found = here
             else:
                 found = self._fetch(repository_of(model), f"the model {model.name}")
@@ -140,7 +140,7 @@ class RunResources:
                 read = self._read_folder(Path(model.name))
                 found.revision = read.revision
                 found.stamps = read.stamps
-            if self._ahead is not None and not found.untouched_since(self._ahead.began_ns):
+            if self._ahead and not found.untouched_since(self._ahead.began_ns):
                 # The folder was changed: it may have loaded other files than those of the digest.
                 self._ahead.close()
                 self._ahead = None
@@ -185,7 +185,7 @@ class RunResources:
         """Have a template load the model while a source is read, if one is wanted."""
         model = self._config.model
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
-        if wanted and self._ahead is None and not self.on_ray:
+        if wanted and not self._ahead and not self.on_ray:
             self._ahead = self._local(source)
             self._ahead.start_template(1)
 

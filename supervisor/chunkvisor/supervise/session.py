@@ -65,7 +65,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             # Also ends what a worker has started in another process group.
             stack.callback(end_orphans, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
-            if previous is not None and previous.has_ended:
+            if previous and previous.has_ended:
                 orphans = end_orphans(previous.run_id)
                 if orphans:
                     ended = counted(len(orphans), "worker")
@@ -79,7 +79,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             emit(RunEnded(int(ExitCode.COMPLETE)))
         except Exception as error:
             halt = _report_end(error, layout, troubles, emit)
-            if halt is None or halt is error:
+            if not halt or halt is error:
                 raise
             raise halt from (None if isinstance(error, Halt) else error)
     return ExitCode.COMPLETE
@@ -90,22 +90,22 @@ def _report_end(
 ) -> Halt | None:
     """Report what ends the run, once it can report; return the Halt, or None for a bug."""
     # A workdir that is gone makes other errors, of a child that found no folder, say.
-    gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
+    gone = workdir_gone(layout) if emit and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
         halt: Halt | None = gone or troubles.add_reasons_to(error)
     elif isinstance(error, OSError):
         halt = gone or halt_for(error, layout.workdir)
     else:
         halt = memory_halt() if isinstance(error, MemoryError) else None
-    if halt is None:
+    if not halt:
         # The journal says that it was a bug; the traceback comes from the caller.
         with suppress(Exception):
-            if emit is not None:
+            if emit:
                 emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
         return None
     if KEPT in halt.remedy and not anything_kept(layout):
         halt.remedy = halt.remedy.replace(KEPT, "")
-    if emit is not None:
+    if emit:
         emit(Halted(**halt.details()))
     return halt
 
@@ -113,7 +113,7 @@ def _report_end(
 def require_extras(config: Config) -> None:
     """Raise Halt (78) if a key asks for what is not installed, or cannot do what it says."""
     textfile = config.metrics.textfile
-    if textfile is not None:
+    if textfile:
         if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):
             raise config_error(
                 f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the "
@@ -128,7 +128,7 @@ def require_extras(config: Config) -> None:
             needed.append((f"outputs.{name}.format: {output.format}", "pyarrow", "parquet"))
     needed += [("notify", "apprise", "notify")] if config.notify else []
     for key, package, extra in needed:
-        if find_spec(package) is None:
+        if not find_spec(package):
             raise config_error(
                 f"the key {key} needs the package {package}, which is not installed",
                 f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the "

@@ -37,10 +37,10 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         folder = read_model_folder(Path(source.path))
         dtype = folder.computes_in(model)
         unfit = unfit_dtype(dtype, folder.model_type, weakest(resources.devices))
-        if unfit is not None:
+        if unfit:
             run.emit(Warned("; ".join(unfit)))
     # Before the source is read, which takes a while: the file may be wrong.
-    expected = read_expected(model.expect) if model.expect is not None else None
+    expected = read_expected(model.expect) if model.expect else None
     outputs = Opening(request, run, resources, source).open_all()
     if outputs:
         for what, mend in check_model_files(config, source.path):
@@ -57,7 +57,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
             taken=sum(output.taken for output in outputs),
         )
         run.emit(planned)
-        if expected is not None and any(output.left for output in outputs):
+        if expected and any(output.left for output in outputs):
             _expect(expected, request, run, resources, source)
     lessons = LessonFile(
         run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
@@ -66,7 +66,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         store = ResultStore(outputs, run, config.recovery.wait_timeout)
         given_up = Loop(outputs, config, lessons, engine, store, run).run()
     joined = all(each.joined for each in outputs)
-    if run.signals.first is not None or (run.signals.draining and not joined):
+    if run.signals.first or (run.signals.draining and not joined):
         raise stopped(run.signals)
     if given_up:
         raise chunks_given_up(given_up)
@@ -87,7 +87,7 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
         manifests = {member: finished[member] for member in members}
         manifest, was_there = combine(place, manifests, resources.on_wait)
         standing = standing_of(place)
-        whole = standing is not None and standing.holds(place)
+        whole = standing and standing.holds(place)
         _there(manifest if whole else None, place)
         if not was_there:
             size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
@@ -103,7 +103,7 @@ def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, A
 
     Raises Halt (75) if its files are not there.
     """
-    if manifest is None:
+    if not manifest:
         raise Halt(
             ExitCode.TRY_AGAIN,
             f"{layout.name} has no final file, or not the one that was made: {layout.final}",
@@ -135,7 +135,7 @@ def _expect(
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
     refusal = expected.refusal(trial.vectors, trial.dtype, model)
-    if refusal is not None:
+    if refusal:
         raise refusal
     texts = counted(len(expected.texts), "text")
     run.emit(Note(f"the model gives the vectors of {texts} in {expected.path}"))
