@@ -217,12 +217,11 @@ def judge(evidence: Evidence) -> Verdict:
         wait_s=fault.wait_s if fault else 0.0,
         on_cpu=evidence.on_cpu,
     )
-    verdict = _judge(evidence, base, at_texts=beat is not None and beat.phase in ON_TEXTS)
+    verdict = _judge(evidence, base)
     return replace(verdict, row_can_cause=verdict.row_can_cause and not verdict.before_first_batch)
 
 
-def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
-    code = evidence.returncode
+def _judge(evidence: Evidence, base: Verdict) -> Verdict:
     if evidence.result and evidence.vectors_problem is None:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result counts
         # more than the exit status.
@@ -235,8 +234,9 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
         )
     if evidence.ended_by is EndedBy.HANG:
         reason = f"the run ended it: {evidence.ended_why}{_stack_head(evidence.log_tail)}"
+        at_texts = evidence.beat is not None and evidence.beat.phase in ON_TEXTS
         return replace(base, outcome=Outcome.HUNG, reason=reason, row_can_cause=at_texts)
-    if code == NODE_LOST:
+    if evidence.returncode == NODE_LOST:
         return replace(
             base, outcome=Outcome.LOST, reason=evidence.ended_why or "its machine was lost"
         )
@@ -255,7 +255,7 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
     # The fault that it recorded has the exception and the phase; log and exit code say less.
     if evidence.fault:
         return _diagnosed(base, diagnose(evidence.fault, _known(evidence)))
-    return _without_record(evidence, base, code, at_texts=at_texts)
+    return _without_record(evidence, base)
 
 
 def _known(evidence: Evidence) -> Known:
@@ -264,10 +264,10 @@ def _known(evidence: Evidence) -> Known:
     return Known(evidence.on_cpu, has_space)
 
 
-def _without_record(
-    evidence: Evidence, base: Verdict, code: int | None, *, at_texts: bool
-) -> Verdict:
+def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
     """Judge a worker that died without recording a fault."""
+    code = evidence.returncode
+    at_texts = base.phase in ON_TEXTS
     if code is None:  # found at a resume: it was in progress when the earlier run died
         return replace(
             base,

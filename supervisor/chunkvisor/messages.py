@@ -174,9 +174,9 @@ def halt_in_words(
     code: ExitCode,
     verdict: Verdict,
     work: tuple[str, int, int],
-    device: str = "",
+    device: str,
     *,
-    dropped: bool = False,
+    dropped: bool,
 ) -> Halt:
     """Put the end of a run into words; with `dropped`, that it continues without a device.
 

@@ -97,9 +97,7 @@ class Report:
         )
 
 
-def loss_in_words(
-    report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True
-) -> str:
+def loss_in_words(report: Report, place: Callable[[int], str] | None, *, kept: bool) -> str:
     """Say how many rows have no vector, name the first, say why, and where all are listed.
 
     `place` names the text of a row for the caller of `encode`; without it, output and row are

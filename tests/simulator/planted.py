@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from chunkvisor.core import loop
 from chunkvisor.core.attempt import RunningAttempt
 from chunkvisor.core.loop import Loop
 from chunkvisor.core.policy import FailureHistory
@@ -186,15 +185,15 @@ BUGS_FOR_LIVES = {
     ),
     "a hang is not seen": Bug(RunningAttempt, "poll", "self.end(EndedBy.HANG, why, now_s)", "pass"),
     "finished batches of a failed attempt are forgotten": Bug(
-        loop,
-        "_judge_attempt",
+        Loop,
+        "_judge",
         "done=frozenset(start + row for row in left.done)",
         "done=frozenset()",
         seed=1243,
     ),
     "every attempt is taken for proven": Bug(
-        loop,
-        "_judge_attempt",
+        Loop,
+        "_judge",
         "any_text_succeeded=bool(left.done) or some_good or folder.canary_passed()",
         "any_text_succeeded=True",
         seed=92,

@@ -85,7 +85,9 @@ def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     fault = Fault(Phase.FORWARD, (Cause("builtins.RuntimeError", (), message),), "")
     verdict = judge(Evidence(20, fault=fault, on_cpu=on_cpu))
     assert verdict.outcome is Outcome.GPU_OOM
-    halt = halt_in_words(StopReason.NOTHING_ENCODED, ExitCode.MACHINE, verdict, ("out", 6, 1500))
+    halt = halt_in_words(
+        StopReason.NOTHING_ENCODED, ExitCode.MACHINE, verdict, ("out", 6, 1500), "", dropped=False
+    )
     assert ("reboot" in halt.remedy) == (not on_cpu)
     assert ("look at its code" in halt.remedy) == on_cpu
     assert "0 of 1,500" in halt.what

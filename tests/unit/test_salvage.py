@@ -212,7 +212,7 @@ def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path, opened: Opened
     vectors[3, 1], vectors[[4, 9]] = np.nan, 0
     write(opened(files), [9, 0], [3, 4], vectors=vectors)
 
-    assert AttemptFolder(files, spec(), lambda: None, lambda index: index == 9).salvage().done == (
+    assert AttemptFolder(files, spec(), lambda: None, lambda text: text == 49).salvage().done == (
         0,
         9,
     )

@@ -86,15 +86,18 @@ class Loop:
         self._emit = run.emit
         self._tick = run.tick
         self._clock = run.clock
-        self._handles = DeviceHandles(self._note_device, run.emit, look)
+        self._handles = DeviceHandles(
+            lambda *changed: self._changed.append(changed), run.emit, look
+        )
         self._reports = Reports(outputs, self._handles, config.recovery, run.emit)
         self._waits = WaitReporter(run.emit, config.recovery.wait_timeout)
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._opened = False  # the engine
         self._running = dict[int, RunningAttempt]()  # by the number of the worker
         self._ended = dict[int, RunningAttempt]()  # those that have ended in this turn
-        # What has happened to devices since the last turn: (device, health, whether it is gone).
-        self._news = list[tuple[DeviceHandle, HealthReport | None, bool]]()
+        # Devices that were added, read or lost since the last turn: (device, health, whether it is
+        # gone).
+        self._changed = list[tuple[DeviceHandle, HealthReport | None, bool]]()
         # Why and until when the run drains, as reported last.
         self._drains: tuple[str, float | None] | None = None
 
@@ -118,11 +121,6 @@ class Loop:
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
 
-    def _note_device(
-        self, handle: DeviceHandle, health_report: HealthReport | None, gone: bool
-    ) -> None:
-        self._news.append((handle, health_report, gone))
-
     # --- turns
 
     def _turn(self) -> None:
@@ -135,10 +133,11 @@ class Loop:
             )
         self._engine.poll()
         self._handles.poll(self._pids)
-        news = self._news
-        self._news = []
-        for handle, health_report, gone in news:
-            node, kind = handle.site.node, handle.device.model
+        changed = self._changed
+        self._changed = []
+        for handle, health_report, gone in changed:
+            node = handle.site.node
+            kind = handle.device.model
             self._execute(
                 self._scheduler.device_changed(handle.number, node, kind, health_report, gone=gone)
             )
@@ -241,17 +240,54 @@ class Loop:
             # After any other end the verdict comes first: what it shows holds for the next worker.
             self._execute(self._scheduler.worker_called(attempt.number, freed=True))
         self._answer_calls()  # reading all of its vectors takes a while
-        siblings = frozenset(
-            each.worker.pid
-            for each in self._running.values()
-            if each.has_device and each.handle is attempt.handle
-        )
-        ended = _judge_attempt(
-            attempt, returncode, self._outputs[attempt.task.output], siblings, self._emit
-        )
+        ended = self._judge(attempt, returncode)
         if attempt.go_s is not None:
             attempt.handle.only_ours = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
+
+    def _judge(self, attempt: RunningAttempt, returncode: int) -> AttemptEnded:
+        """Say what became of an attempt whose worker has ended, and what it has left."""
+        folder = attempt.folder
+        handle = attempt.handle
+        end = Evidence(
+            returncode,
+            attempt.ended_by,
+            attempt.ended_why,
+            oom_kills=attempt.worker.oom_kills,
+            limits=attempt.limits,
+        )
+        verdict = judge(folder.evidence_of_end(end))
+        if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
+            output, chunk, _ = attempt.names
+            self._emit(event.LateCrash(output, chunk, returncode))
+        attempt.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
+        # If it has a result, all that can be kept is known from that.
+        left = Salvage() if attempt.has_result else folder.salvage()
+        # The disks of another machine are not ours.
+        if verdict.outcome is Outcome.DISK_FULL and not handle.site.node:
+            workdir = self._outputs[attempt.task.output].workdir
+            reason = with_free_space(verdict.reason, workdir, temporary_folder())
+            verdict = replace(verdict, reason=reason)
+        # The workers of this run that have the device as well: they hold some of its memory.
+        siblings = frozenset(
+            each.worker.pid
+            for each in self._running.values()
+            if each.has_device and each.handle is handle
+        )
+        some_good = 0 < len(verdict.bad_rows) < len(attempt.task.texts)
+        start = folder.spec.start
+        return AttemptEnded(
+            attempt.number,
+            verdict,
+            handle.other_processes(verdict.figures, siblings),
+            # A first try from a template proves little: the next one gets a new interpreter.
+            began_s=(
+                attempt.started_s if attempt.task.cold_start or not attempt.worker.warm else None
+            ),
+            done=frozenset(start + row for row in left.done),
+            in_flight=frozenset(start + row for row in left.under_way),
+            any_text_succeeded=bool(left.done) or some_good or folder.canary_passed(),
+        )
 
     def _end_all(self) -> None:
         """End the workers that are left: politely, then by force.
@@ -339,7 +375,8 @@ class Loop:
 
     def _start_attempt(self, start: StartWorker) -> Sequence[Instruction]:
         self._answer_calls()
-        task, handle = start.task, self._handles[start.device]
+        task = start.task
+        handle = self._handles[start.device]
         output = self._outputs[task.output]
         try:
             folder = output.new_attempt(task, handle, start.limits, start.canary)
@@ -353,7 +390,8 @@ class Loop:
                 blocking_launches=blocking,
             )
         except OSError as error:
-            if (gone := output.gone(error)) is not None:
+            gone = output.gone(error)
+            if gone:
                 raise gone from error
             verdict = verdict_of(error, "no worker could be started", output.workdir)
             # A batch of one row, so that the policy does not take it for a matter of batches.
@@ -383,46 +421,3 @@ class Loop:
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures and attempt:
             attempt.handle.accept_others(verdict.figures.others_bytes)
-
-
-def _judge_attempt(
-    attempt: RunningAttempt,
-    returncode: int,
-    output: OutputRun,
-    siblings: frozenset[int],
-    emit: event.Emit,
-) -> AttemptEnded:
-    """Say what became of the attempt, and what it has left.
-
-    `siblings` are the pids of our other workers on its device.
-    """
-    folder = attempt.folder
-    end = Evidence(
-        returncode,
-        attempt.ended_by,
-        attempt.ended_why,
-        oom_kills=attempt.worker.oom_kills,
-        limits=attempt.limits,
-    )
-    verdict = judge(folder.evidence_of_end(end))
-    if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
-        emit(event.LateCrash(output.name, attempt.task.chunk, returncode))
-    attempt.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
-    # If it has a result, all that can be kept is known from that.
-    left = Salvage() if attempt.has_result else folder.salvage()
-    # The disks of another machine are not ours.
-    if verdict.outcome is Outcome.DISK_FULL and not attempt.handle.site.node:
-        reason = with_free_space(verdict.reason, output.workdir, temporary_folder())
-        verdict = replace(verdict, reason=reason)
-    some_good = 0 < len(verdict.bad_rows) < len(attempt.task.texts)
-    start = folder.spec.start
-    return AttemptEnded(
-        attempt.number,
-        verdict,
-        attempt.handle.other_processes(verdict.figures, siblings),
-        # A first try from a template proves little: the next one gets a new interpreter.
-        began_s=attempt.started_s if attempt.task.cold_start or not attempt.worker.warm else None,
-        done=frozenset(start + row for row in left.done),
-        in_flight=frozenset(start + row for row in left.under_way),
-        any_text_succeeded=bool(left.done) or some_good or folder.canary_passed(),
-    )

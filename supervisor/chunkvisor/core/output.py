@@ -207,7 +207,7 @@ class OutputRun:
             canary_row=own,
         )
         spec = write_attempt(files, draft, self.read_texts(task.texts), good)
-        return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
+        return AttemptFolder(files, spec, lambda: self.ledger.facts, self.is_blank)
 
     def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt, under a new number. Raises OSError."""
@@ -233,7 +233,7 @@ class OutputRun:
             if not spec or not self._is_ours(spec, int(folder.parent.name), files):
                 remove_folder(folder)
                 continue
-            yield AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
+            yield AttemptFolder(files, spec, lambda: self.ledger.facts, self.is_blank)
 
     def _is_ours(self, spec: Spec, chunk: int, files: AttemptFiles) -> bool:
         wanted = (self.ledger.fingerprint, self.name, chunk)
@@ -265,10 +265,6 @@ class OutputRun:
     def last_bad(self) -> BadText | None:
         """Return the last text in quarantine."""
         return next(reversed(self.ledger.bad_texts()), None)
-
-    def blank_test(self, spec: Spec) -> Callable[[int], bool]:
-        """Return a function that says whether the i-th text of the attempt is blank."""
-        return lambda index: self.is_blank(spec.start + index)
 
 
 def _quick(texts: Sequence[int]) -> Container[int]:

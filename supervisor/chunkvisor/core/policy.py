@@ -381,7 +381,7 @@ def _answer_failed_start(verdict: Verdict, history: History, recovery: RecoveryC
     return _stop(verdict, ExitCode.CONFIG if wrong else ExitCode.MACHINE)
 
 
-def _stop(verdict: Verdict, code: ExitCode, why: StopReason = StopReason.HALTED) -> Stop:
+def _stop(verdict: Verdict, code: ExitCode) -> Stop:
     """Stop with the verdict's exit code, or else with this one."""
     code = ExitCode(verdict.exit_code or code)
     local = (
@@ -389,7 +389,7 @@ def _stop(verdict: Verdict, code: ExitCode, why: StopReason = StopReason.HALTED)
         or verdict.outcome in (Outcome.GPU_BUSY, Outcome.SETUP)
         or (code is ExitCode.CONFIG and verdict.before_first_batch)
     )
-    return Stop(code, local, why)
+    return Stop(code, local)
 
 
 def _answer_lack_of_memory(

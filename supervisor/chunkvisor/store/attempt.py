@@ -20,7 +20,7 @@ from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Resul
 from chunkvisor_worker.contract.secrets import masked
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
-LOG_TAIL_BYTES = 64 << 10
+_LOG_TAIL_BYTES = 64 << 10
 _LOG_LIMIT_BYTES = 16 << 20
 _SEARCHED = 100  # the newest failed attempts that `failed_as` reads, at most
 _MAX_LISTED = 1000  # with more bad rows than this, single texts are not the cause
@@ -73,7 +73,7 @@ class AttemptFolder:
     _known: Callable[[], Facts | None]
     """Facts of the chunks committed before."""
     _is_blank: Callable[[int], bool]
-    """Whether the i-th text of the attempt has nothing but white space.
+    """Says whether a text of the output, by its number, has nothing but white space.
 
     Only the vectors of such texts may be zero throughout.
     """
@@ -143,7 +143,8 @@ class AttemptFolder:
             problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
         else:
             not_finite = found.not_finite.tolist()
-            zero = [row for row in found.zero.tolist() if not self._is_blank(row)]
+            start = self.spec.start
+            zero = [row for row in found.zero.tolist() if not self._is_blank(start + row)]
             bad = sorted(not_finite + zero)
             if bad:
                 worst = not_finite or zero
@@ -187,7 +188,7 @@ class AttemptFolder:
                 )
                 if xxhash.xxh3_64_hexdigest(block.data) == digest:
                     not_finite, zero = (at[found].tolist() for found in bad_rows(block))
-                    zero = [text for text in zero if not self._is_blank(text)]
+                    zero = [row for row in zero if not self._is_blank(self.spec.start + row)]
                     done.update(set(batch).difference(not_finite, zero))
         except (BadVectorsError, OSError, ValueError):
             return nothing
@@ -243,11 +244,6 @@ class AttemptFolder:
                 os.fsync(out.fileno())
             sync_folder(path.parent)
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether it has failed and was judged: its folder is left for a person to read."""
-        return self.files.verdict.exists()
-
     def record_verdict(self, verdict: Verdict) -> None:
         """Leave the verdict for people to read; remove an attempt that the run itself ended."""
         if verdict.asked_for:
@@ -258,7 +254,7 @@ class AttemptFolder:
 
     def drop_bulk(self) -> None:
         """Remove the vectors of a failed attempt; its record, log and texts stay to be read."""
-        if not self.is_judged:
+        if not self.files.verdict.exists():
             return
         with contextlib.suppress(OSError):
             for path in (self.files.vectors, self.files.partial):
@@ -337,11 +333,11 @@ def _mask_log(path: Path) -> None:
             path.write_text(masked(text), errors="surrogateescape")
 
 
-def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
-    """Return the last bytes of a log, as text; empty if there is none."""
+def read_tail(path: Path) -> str:
+    """Return the last 64 KiB of a log, as text; empty if there is none."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
-            return masked(file.read(size_bytes).decode(errors="replace"))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            return masked(file.read(_LOG_TAIL_BYTES).decode(errors="replace"))
     except OSError:
         return ""

@@ -10,7 +10,7 @@ from chunkvisor.core.output import OutputRun, texts_damaged
 from chunkvisor.core.run import Run
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
-from chunkvisor.events.event import ChunkCommitted, Event, Note, OutputOpened
+from chunkvisor.events.event import ChunkCommitted, Event, OutputOpened
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.outputs.finish import finish_output
 from chunkvisor.outputs.forms import asked_form
@@ -21,7 +21,7 @@ from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Reuse, plan_and_fingerprint, read_reuse
@@ -68,9 +68,15 @@ class Opening:
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         source = self._source
-        revision = source.revision or ""
-        arithmetic = self._arithmetic
-        return identity_of(self._config, name, revision, digest, rows, arithmetic, source.revisions)
+        return identity_of(
+            self._config,
+            name,
+            source.revision or "",
+            digest,
+            rows,
+            self._arithmetic,
+            source.revisions,
+        )
 
     def _chunk_size(self, name: str) -> int:
         size = self._config.effective_chunk_size(name)
@@ -78,7 +84,7 @@ class Opening:
             devices = self._resources.devices
             workers = len(devices) * self._config.workers.per_device
             size, why = propose(*self._pace, workers, devices[0].kind)
-            self._tell(f"{name}: chunks of {size:,} texts, {why}")
+            self._wanted.emit_note(f"{name}: chunks of {size:,} texts, {why}")
         return size
 
     def open_all(self) -> list[OutputRun]:
@@ -117,7 +123,8 @@ class Opening:
         name = layout.name
         places = [f"{n:,} from {each.name}" for n, each in zip(counts, before, strict=True) if n]
         texts = counted(fixed.distinct, "text")
-        self._tell(f"{name}: {sum(counts):,} of {texts} will have a vector, {listed(places, 3)}")
+        have = f"{sum(counts):,} of {texts} will have a vector, {listed(places, 3)}"
+        self._wanted.emit_note(f"{name}: {have}")
         ledger = Ledger(layout, Plan(fixed.distinct - known, fixed.chunk_size), "")
         opened = OutputOpened(
             name,
@@ -128,7 +135,7 @@ class Opening:
             texts_done=known,
         )
         self._run.emit(opened)
-        output = self._output_of(layout, fixed, ledger, StagedTable.open(layout.table), None)
+        output = self._output_of(fixed, ledger, StagedTable.open(layout.table))
         output.taken = known
         output.waits_for = frozenset(number for number, count in enumerate(counts) if count)
         output.prepare = partial(self._prepare, found)
@@ -184,19 +191,14 @@ class Opening:
             quarantined=sum(bad_rows.values()),
         )
         wanted.emit(opened)
-        return self._output_of(layout, fixed, ledger, table, reuse)
+        return self._output_of(fixed, ledger, table, reuse)
 
     def _output_of(
-        self,
-        layout: OutputLayout,
-        fixed: Fixed,
-        ledger: Ledger,
-        table: StagedTable,
-        reuse: Reuse | None,
+        self, fixed: Fixed, ledger: Ledger, table: StagedTable, reuse: Reuse | None = None
     ) -> OutputRun:
         config = self._config
         source = self._source
-        name = layout.name
+        name = ledger.layout.name
         device_kind = self._resources.devices[0].kind
         encode = config.effective_encode(name)
         cores = len(os.sched_getaffinity(0)) // config.workers.per_device
@@ -231,9 +233,6 @@ class Opening:
             taken=reuse.texts_copied if reuse else 0,
             without_blanks=_without_blanks(config.outputs[name]),
         )
-
-    def _tell(self, note: str) -> None:
-        self._run.emit(Note(note))
 
 
 def _without_blanks(output: OutputConfig) -> str:
