@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.outputs.forms import Form, Numbers
+from chunkvisor.outputs.forms import Form, VectorType
 from chunkvisor.outputs.join import write_final
 from chunkvisor.outputs.publish import describe_file, ensure_form, publish
 from chunkvisor.outputs.state import Found, Stage, standing_of
@@ -81,8 +81,9 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         layout.state.mkdir(parents=True)
         block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
         found = (block[: rows - first] for first in range(0, rows, BLOCK))
-        numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), layout.partial(FinalFormat.NPY)
-        digest = write_final(layout, partial, rows, numbers, Form(), found)
+        vector_type = VectorType(FinalDtype.FLOAT32, DIMENSION)
+        partial = layout.partial(FinalFormat.NPY)
+        digest = write_final(layout, partial, rows, vector_type, Form(), found)
         described = describe_file(layout, Form(), digest)
         known = {
             "rows": rows,

@@ -292,7 +292,8 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # Its last words may still be in the log.
-    diagnosis = diagnose_log(evidence.log_tail, code, base.phase, _known(evidence))
+    known = _known(evidence)
+    diagnosis = diagnose_log(evidence.log_tail, code, base.phase, known)
     if diagnosis:
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:

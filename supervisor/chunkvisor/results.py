@@ -14,7 +14,7 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.messages import reasons_in_words, reasons_of
-from chunkvisor.outputs.forms import FORMATS, Numbers, file_of, form_of
+from chunkvisor.outputs.forms import FORMATS, VectorType, file_of, form_of
 from chunkvisor.outputs.publish import all_quarantined
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
@@ -57,9 +57,9 @@ class FinalFile:
         if form.format is FinalFormat.NPY:
             mapped: npt.NDArray[Any] = np.load(self.path, mmap_mode="c", allow_pickle=False)
             return mapped
-        numbers = Numbers(form.dtype, self.manifest["dimension"])
+        vector_type = VectorType(form.dtype, self.manifest["dimension"])
         read = FORMATS[form.format].read
-        return np.concatenate([*read(self.path, self.manifest["rows"], numbers, None)])
+        return np.concatenate([*read(self.path, self.manifest["rows"], vector_type, None)])
 
 
 @frozen

@@ -18,7 +18,7 @@ from chunkvisor.outputs.forms import (
     FORM_KEYS,
     FORMATS,
     Form,
-    Numbers,
+    VectorType,
     digest_in,
     file_of,
     form_of,
@@ -58,10 +58,10 @@ def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
     """What is stored is the vector, as near as the type can have it; a row without one is NaN."""
     block = vectors(20, 24)
     block[7] = np.nan
-    numbers = Numbers(dtype, 24)
-    stored = numbers.convert(block.copy())
-    assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, 24))
-    assert stored[0].nbytes == numbers.row_bytes
+    vector_type = VectorType(dtype, 24)
+    stored = vector_type.convert(block.copy())
+    assert (stored.dtype, stored.shape) == (np.dtype(vector_type.numpy), (20, 24))
+    assert stored[0].nbytes == vector_type.row_bytes
     rtol, atol = (0.001, 1e-7) if dtype is FinalDtype.FLOAT16 else (0, 0)
     np.testing.assert_allclose(stored, block, rtol=rtol, atol=atol)
 
@@ -99,19 +99,19 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
     """Chunks joined into a form, and a finished float32 final made into it, give the same files;
     verify agrees.
     """
-    form, notes, numbers = Form(format, dtype), list[Event](), Numbers(dtype, DIMENSION)
+    form, notes, vector_type = Form(format, dtype), list[Event](), VectorType(dtype, DIMENSION)
     with assembled(ROWS, 3, 2) as (ledger, table, right):
         layout = ledger.layout
         _, joined = publish_joined(ledger, table, form)
         final = file_of(layout, joined)
         read = FORMATS[format].read
-        found = list(read(final, len(ROWS), numbers, digest_in(joined)))
-        np.testing.assert_array_equal(np.concatenate(found), numbers.convert(right))
+        found = list(read(final, len(ROWS), vector_type, digest_in(joined)))
+        np.testing.assert_array_equal(np.concatenate(found), vector_type.convert(right))
         if format is FinalFormat.NPY:
             loaded = np.load(final, mmap_mode="r", allow_pickle=False)
             np.testing.assert_array_equal(loaded, np.concatenate(found))
         with pytest.raises(BadVectorsError, match="has another digest"):
-            list(read(final, len(ROWS), numbers, "0" * 64))
+            list(read(final, len(ROWS), vector_type, "0" * 64))
 
         publish_joined(ledger, table)
         assert not list(layout.workdir.glob("out.parquet*"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
-from chunkvisor.outputs.forms import FORMATS, Numbers, digest_in, form_of
+from chunkvisor.outputs.forms import FORMATS, VectorType, digest_in, form_of
 from chunkvisor.outputs.publish import (
     check_side_files,
     complete_publication,
@@ -87,7 +87,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     yield FileCheck(layout.manifest)
     form = form_of(manifest)
     final = layout.file(form.format)
-    numbers = Numbers(form.dtype, manifest["dimension"])
+    vector_type = VectorType(form.dtype, manifest["dimension"])
     missing = 0
     zero_rows = 0
     problem = None
@@ -95,7 +95,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         if final.exists() and not final.is_file():  # to read a pipe would wait
             raise BadVectorsError("is not a file")
         read = FORMATS[form.format].read
-        for rows in read(final, manifest["rows"], numbers, digest_in(manifest)):
+        for rows in read(final, manifest["rows"], vector_type, digest_in(manifest)):
             not_finite, empty = bad_rows(rows)
             missing += len(not_finite)
             zero_rows += len(empty)

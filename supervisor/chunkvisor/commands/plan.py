@@ -27,7 +27,7 @@ from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, known_source
 from chunkvisor.errors import Halt
 from chunkvisor.outputs.combine import refuse_unequal
-from chunkvisor.outputs.forms import Numbers, asked_form
+from chunkvisor.outputs.forms import VectorType, asked_form
 from chunkvisor.outputs.stage import staged_before
 from chunkvisor.outputs.state import read
 from chunkvisor.show.snapshot import figure
@@ -148,7 +148,7 @@ def _add_bytes(
     if dimension is None:
         return []
     form = asked_form(config.outputs[name])
-    row_bytes = Numbers(form.dtype, dimension).row_bytes
+    row_bytes = VectorType(form.dtype, dimension).row_bytes
     sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
     if left:
         needed = need_bytes(table.rows, left, dimension, 0 if form.is_float32_npy else row_bytes)

@@ -19,7 +19,7 @@ from chunkvisor.core.run import Run
 from chunkvisor.events import event
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.messages import chunks_damaged_again
-from chunkvisor.outputs.forms import Numbers
+from chunkvisor.outputs.forms import VectorType
 from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.sources.table import rows_of
 from chunkvisor.store.attempt import AttemptFolder
@@ -379,7 +379,7 @@ def _check_space(output: OutputRun) -> None:
     left = ledger.plan.distinct - ledger.texts_done
     dimension = ledger.facts.dimension
     form = output.form
-    second_form = 0 if form.is_float32_npy else Numbers(form.dtype, dimension).row_bytes
+    second_form = 0 if form.is_float32_npy else VectorType(form.dtype, dimension).row_bytes
     bad = rows_of(output.table, [each.text for each in ledger.bad_texts()])
     rows = output.table.rows
     need = need_bytes(rows, left, dimension, second_form, sum(bad.values()))

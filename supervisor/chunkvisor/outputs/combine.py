@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.outputs.forms import Form, Numbers, Stored, clear_partial, form_of
+from chunkvisor.outputs.forms import Form, Stored, VectorType, clear_partial, form_of
 from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_final
 from chunkvisor.outputs.publish import (
     all_quarantined,
@@ -69,7 +69,7 @@ def combine(
     first, *_ = manifests = list(members.values())
     form = Form(dtype=form_of(first).dtype)
     rows = int(first["rows"])
-    numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
+    vector_type = VectorType(form.dtype, sum(each["dimension"] for each in manifests))
     outputs = {name: Layout(layout.workdir).output(name) for name in members}
     zero_rows = 0
     for folder in (layout.home.parent, layout.home, layout.state):
@@ -80,7 +80,7 @@ def combine(
         nonlocal zero_rows
         found = [final_rows(outputs[name], each) for name, each in members.items()]
         portions = [Portions(each) for each in found]
-        per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
+        per_block = max(1, BLOCK_BYTES // vector_type.row_bytes)
         for start in range(0, rows, per_block):
             block = np.concatenate(
                 [each.next_rows(min(per_block, rows - start)) for each in portions], axis=1
@@ -93,7 +93,7 @@ def combine(
 
     try:
         written = layout.partial(form.format)
-        digest = write_final(layout, written, rows, numbers, form, side_by_side())
+        digest = write_final(layout, written, rows, vector_type, form, side_by_side())
         quarantined = list_quarantined(layout, _quarantined_in_any(outputs, members))
     except (BadVectorsError, DamagedError) as error:
         raise Halt(
@@ -103,7 +103,7 @@ def combine(
         ) from None
     manifest = {
         "rows": rows,
-        "dimension": numbers.dimension,
+        "dimension": vector_type.dimension,
         **describe_file(layout, form, digest),
         "fingerprint": fingerprint,
         **quarantined,

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.errors import config_error
 from chunkvisor.outputs.forms import file_of, form_of
@@ -16,7 +15,7 @@ from chunkvisor.outputs.join import final_rows
 from chunkvisor.outputs.publish import rows_without_vector
 from chunkvisor.outputs.state import Found, read
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.artifact import Vectors, blocks, pick_rows, read_shape
+from chunkvisor.store.artifact import Numbers, Vectors, blocks, pick_numbers, read_shape
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -25,7 +24,6 @@ from chunkvisor.store.reuse import Place, ReuseFiles, ledger_of, read_reuse
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
-Rows = npt.NDArray[np.int64]
 Blocks = Iterator[tuple[int, Vectors]]
 """Vectors that stand one after the other, with the number of the first; the numbers rise."""
 
@@ -43,9 +41,9 @@ class Donor:
     facts: Facts
     blocks: Callable[[], Blocks]
     """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
-    numbers: Callable[[Rows], Rows]
+    numbers: Callable[[Numbers], Numbers]
     """Rows of its source to its numbers; -1 = it has no vector for the row."""
-    tokens: Callable[[Rows], Rows]
+    tokens: Callable[[Numbers], Numbers]
     """Its numbers to tokens before the cut: 0 = the text was not cut, -1 = not counted."""
 
 
@@ -127,8 +125,8 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
     if not files:
         return None
 
-    def numbers(rows: Rows) -> Rows:
-        texts = pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64)
+    def numbers(rows: Numbers) -> Numbers:
+        texts = pick_numbers(table.row_text, rows)
         copied = np.zeros(len(rows), bool)
         if reuse:
             where = reuse.where_of(texts)
@@ -137,7 +135,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
         done = np.isin(texts // plan.chunk_size, [*whole]) & ~np.isin(texts, [*ledger.bad])
         return np.where(copied, plan.distinct + texts, np.where(done, texts, -1))
 
-    def tokens(numbers: Rows) -> Rows:
+    def tokens(numbers: Numbers) -> Numbers:
         own = numbers < plan.distinct
         found = _tokens_in(cut, 0 if facts.counts_cut else -1, numbers[own])
         return np.append(found, _tokens_in(copies.tokens, -1, numbers[~own] - plan.distinct))
@@ -166,7 +164,7 @@ def _blocks_of_files(files: Sequence[tuple[int, Path]]) -> Blocks:
             yield from _numbered(first, blocks(file, read_shape(file)))
 
 
-def _tokens_in(path: Path, otherwise: int, numbers: Rows) -> Rows:
+def _tokens_in(path: Path, otherwise: int, numbers: Numbers) -> Numbers:
     if not path.exists():
         return np.full(len(numbers), otherwise)
-    return pick_rows(path, "<i4", 0, 1, numbers)[:, 0].astype(np.int64)
+    return pick_numbers(path, numbers, "<i4")

@@ -17,7 +17,7 @@ from chunkvisor.outputs.publish import (
     publish,
     remove_leftovers,
 )
-from chunkvisor.store.artifact import pick_rows, read_shape
+from chunkvisor.store.artifact import pick_numbers, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
 from chunkvisor.store.records import digest_file
 from chunkvisor.store.reuse import ReuseFiles
@@ -157,9 +157,7 @@ def _record_cut(inputs: JoinInputs, on_block: Callable[[], None]) -> dict[str, A
                 tokens = np.zeros(len(numbers), dtype="<i4")
                 for file, hits in ((own, where < 0), (copies, where >= 0)):
                     if file.exists():
-                        tokens[hits] = pick_rows(
-                            file, "<i4", 0, 1, np.maximum(where, ~where)[hits]
-                        )[:, 0]
+                        tokens[hits] = pick_numbers(file, np.maximum(where, ~where)[hits], "<i4")
                 tokens = np.maximum(tokens, 0)  # of copies that were not counted
                 rows = np.flatnonzero(tokens)
                 count += len(rows)

@@ -29,8 +29,11 @@ Stored = npt.NDArray[Any]
 """Rows as a final file has them, of shape (rows, dimension)."""
 
 
-class Numbers(NamedTuple):
-    """The numbers of a final file; a row without a vector is NaN throughout."""
+class VectorType(NamedTuple):
+    """The type of the vectors of a final file, such as 768 numbers of float16.
+
+    A row without a vector is NaN throughout.
+    """
 
     dtype: FinalDtype
     dimension: int
@@ -147,11 +150,12 @@ class Format(NamedTuple):
     """How a format is written and read; its name is the suffix of its files."""
 
     write: Callable[
-        [HashedFile, int, Numbers, Carried | None], contextlib.AbstractContextManager[Append]
+        [HashedFile, int, VectorType, Carried | None], contextlib.AbstractContextManager[Append]
     ]
-    """(new file, rows, their numbers, columns that go with them) to a context for writing them."""
-    read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
-    """(path, rows, their numbers, sha256 in hex or None) to all rows, in blocks.
+    """(new file, number of rows, type of their vectors, columns that go with them) to a context in
+    which they are written."""
+    read: Callable[[Path, int, VectorType, str | None], Iterator[Stored]]
+    """(path, number of rows, type of their vectors, sha256 in hex or None) to all rows, in blocks.
 
     Rows without a vector are NaN. Raises BadVectorsError if the file is not what it should be, or
     has another sha256 than the one that is given; OSError.
@@ -162,23 +166,27 @@ OTHER_DIGEST = "has another digest than its manifest says: it was changed or dam
 
 
 @contextlib.contextmanager
-def _write_npy(file: HashedFile, rows: int, numbers: Numbers, *_: object) -> Iterator[Append]:
-    header = npy_header(rows, numbers.dimension, numbers.numpy)
-    os.posix_fallocate(file.fileno(), 0, len(header) + rows * numbers.row_bytes)
+def _write_npy(
+    file: HashedFile, rows: int, vector_type: VectorType, *_: object
+) -> Iterator[Append]:
+    header = npy_header(rows, vector_type.dimension, vector_type.numpy)
+    os.posix_fallocate(file.fileno(), 0, len(header) + rows * vector_type.row_bytes)
     file.write(header)
     yield lambda block: file.write(np.ascontiguousarray(block).data)
 
 
-def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
+def _read_npy(
+    path: Path, rows: int, vector_type: VectorType, digest: str | None
+) -> Iterator[Stored]:
     with open(path, "rb") as file:
-        shape = read_shape(file, numbers.numpy)
-        if (shape.rows, shape.dimension) != (rows, numbers.dimension):
+        shape = read_shape(file, vector_type.numpy)
+        if (shape.rows, shape.dimension) != (rows, vector_type.dimension):
             there = f"{shape.rows} x {shape.dimension}"
-            said = f"{rows} x {numbers.dimension}"
+            said = f"{rows} x {vector_type.dimension}"
             raise BadVectorsError(f"has {there}, its manifest says {said}")
         file.seek(0)
         found = hashlib.sha256(file.read(shape.offset_bytes))
-        for block in blocks(file, shape, numbers.numpy):
+        for block in blocks(file, shape, vector_type.numpy):
             if digest:
                 found.update(block.data.cast("B"))
             yield block
@@ -188,15 +196,15 @@ def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> It
 
 @contextlib.contextmanager
 def _write_parquet(
-    file: HashedFile, _rows: int, numbers: Numbers, carried: Carried | None
+    file: HashedFile, _rows: int, vector_type: VectorType, carried: Carried | None
 ) -> Iterator[Append]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     fields = carried.fields if carried else []
-    vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.dimension)
+    column_type = pa.list_(pa.from_numpy_dtype(np.dtype(vector_type.numpy)), vector_type.dimension)
     schema = pa.schema(
-        [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)]
+        [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, column_type)]
     )
     others = [ROW, *(field.name for field in fields)]
     pending: list[pa.Table] = []
@@ -206,13 +214,13 @@ def _write_parquet(
         nonlocal next_row
         mask = np.isnan(block[:, 0])
         vectors = pa.FixedSizeListArray.from_arrays(
-            pa.array(block.reshape(-1)), numbers.dimension, mask=pa.array(mask)
+            pa.array(block.reshape(-1)), vector_type.dimension, mask=pa.array(mask)
         )
         columns = carried.next_rows(len(block)) if carried else []
         number = pa.array(np.arange(next_row, next_row + len(block)))
         pending.append(pa.table([number, *columns, vectors], schema=schema))
         next_row += len(block)
-        if sum(table.num_rows for table in pending) * numbers.row_bytes >= _GROUP_BYTES:
+        if sum(table.num_rows for table in pending) * vector_type.row_bytes >= _GROUP_BYTES:
             flush()
 
     def flush() -> None:
@@ -233,7 +241,9 @@ def _write_parquet(
             flush()
 
 
-def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
+def _read_parquet(
+    path: Path, _rows: int, vector_type: VectorType, digest: str | None
+) -> Iterator[Stored]:
     import pyarrow.parquet as pq
 
     with open(path, "rb") as file:
@@ -241,11 +251,15 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
             raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)
         table = pq.ParquetFile(file)
-        for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
+        for batch in table.iter_batches(
+            max(1, BLOCK_BYTES // vector_type.row_bytes), columns=[VECTOR]
+        ):
             column = batch.column(0)
-            block = np.full((len(column), numbers.dimension), np.nan, numbers.numpy)
+            block = np.full((len(column), vector_type.dimension), np.nan, vector_type.numpy)
             # flatten() leaves out what is null.
-            flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.dimension)
+            flat = (
+                column.flatten().to_numpy(zero_copy_only=False).reshape(-1, vector_type.dimension)
+            )
             block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
             yield block
 

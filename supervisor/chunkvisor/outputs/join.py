@@ -22,20 +22,20 @@ from chunkvisor.outputs.forms import (
     Carried,
     Form,
     HashedFile,
-    Numbers,
     Stored,
+    VectorType,
     clear_partial,
     digest_in,
     form_of,
 )
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import (
+    HEADER_BYTES,
     BadVectorsError,
     Vectors,
     bad_rows,
     blocks,
     chunk_key,
-    npy_header,
     pick_rows,
     read_shape,
 )
@@ -48,9 +48,6 @@ from chunkvisor.store.reuse import Reuse
 from chunkvisor_worker.contract.frozen import frozen
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
-
-# numpy pads the header of every 2-D array of ours to this length
-_HEADER_BYTES = len(npy_header(1, 1))
 
 
 @frozen
@@ -175,7 +172,7 @@ def next_texts(
     if not copied.all():
         found[~copied] = chunks.next_rows(int(np.count_nonzero(~copied)))
     try:
-        found[copied] = pick_rows(path, "<f4", _HEADER_BYTES, dimension, where[copied])
+        found[copied] = pick_rows(path, "<f4", HEADER_BYTES, dimension, where[copied])
     except (ValueError, FileNotFoundError) as error:
         raise CopiesDamagedError(f"{path}: {error}") from error
     return found
@@ -188,9 +185,11 @@ def final_rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Store
     """
     form = form_of(manifest)
     path = layout.file(form.format)
-    numbers = Numbers(form.dtype, int(manifest["dimension"]))
+    vector_type = VectorType(form.dtype, int(manifest["dimension"]))
     try:
-        yield from FORMATS[form.format].read(path, manifest["rows"], numbers, digest_in(manifest))
+        yield from FORMATS[form.format].read(
+            path, manifest["rows"], vector_type, digest_in(manifest)
+        )
     except BadVectorsError as error:
         raise BadVectorsError(f"{path} {error}") from None
 
@@ -217,13 +216,13 @@ def assemble(inputs: JoinInputs, form: Form, on_block: Callable[[], None]) -> Fi
     rows = inputs.table.rows
     clear_partial(layout)
     final = Final(inputs.ledger.facts.dimension)
-    numbers = Numbers(FinalDtype.FLOAT32, final.dimension)
+    vector_type = VectorType(FinalDtype.FLOAT32, final.dimension)
     direct = form.is_float32_npy
     at = layout.partial(form.format) if direct else layout.partial_rows
     found = _rows_in_order(inputs, final, at, on_block)
-    final.digest = write_final(layout, at, rows, numbers, form if direct else Form(), found)
+    final.digest = write_final(layout, at, rows, vector_type, form if direct else Form(), found)
     if not direct:
-        read = partial(FORMATS[FinalFormat.NPY].read, at, rows, numbers, None)
+        read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vector_type, None)
         final.digest = write_form(layout, form, rows, final.dimension, read, on_block)
         at.unlink()
     return final
@@ -257,7 +256,7 @@ def _rows_in_order(
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
                 first = table.first_row_at(ids[old])
-                block[old] = pick_rows(at, "<f4", _HEADER_BYTES, final.dimension, first)
+                block[old] = pick_rows(at, "<f4", HEADER_BYTES, final.dimension, first)
             seen = stop
             not_finite, zero = bad_rows(block)
             unexpected = np.setxor1d(not_finite, np.flatnonzero(np.isin(ids, bad)))
@@ -279,7 +278,12 @@ def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
 
 
 def write_final(
-    layout: OutputLayout, at: Path, rows: int, numbers: Numbers, form: Form, found: Iterator[Stored]
+    layout: OutputLayout,
+    at: Path,
+    rows: int,
+    vector_type: VectorType,
+    form: Form,
+    found: Iterator[Stored],
 ) -> str:
     """Write the blocks of `found`, `rows` rows, into the file `at`; return its sha256, hex.
 
@@ -293,7 +297,7 @@ def write_final(
             assert rows_table, "it is staged again if it is lost"
             carried = Carried(rows_table)
         with HashedFile(at) as file:
-            with FORMATS[form.format].write(file, rows, numbers, carried) as append:
+            with FORMATS[form.format].write(file, rows, vector_type, carried) as append:
                 for block in found:
                     append(block)
             return file.finish_sync()
@@ -317,16 +321,18 @@ def write_form(
 
     Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
     """
-    numbers = Numbers(form.dtype, dimension)
+    vector_type = VectorType(form.dtype, dimension)
 
     def converted() -> Iterator[Stored]:
         with contextlib.closing(read_ahead(read())) as blocks:
             for block in blocks:
-                yield numbers.convert(block)
+                yield vector_type.convert(block)
                 on_block()
 
     try:
-        return write_final(layout, layout.partial(form.format), rows, numbers, form, converted())
+        return write_final(
+            layout, layout.partial(form.format), rows, vector_type, form, converted()
+        )
     except FloatingPointError:
         raise config_error(
             f"the vectors of {layout.name} do not fit into float16",

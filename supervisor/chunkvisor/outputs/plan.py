@@ -11,7 +11,6 @@ from chunkvisor.events.event import Emit, Warned
 from chunkvisor.outputs.donors import (
     Blocks,
     Donor,
-    Rows,
     chunks_donor,
     final_donor,
     other_workdirs_donors,
@@ -19,7 +18,7 @@ from chunkvisor.outputs.donors import (
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, Stage, read
 from chunkvisor.sources.table import StagedTable, TableFiles, shared_texts
-from chunkvisor.store.artifact import BadVectorsError, bad_rows, npy_header
+from chunkvisor.store.artifact import BadVectorsError, Numbers, bad_rows, npy_header
 from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.records import DamagedError, read_if_whole
@@ -210,7 +209,7 @@ def plan_reuse(
 
 
 def _copy(
-    found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]
+    found: Blocks, wanted: Numbers, dimension: int, out: BinaryIO, on_block: Callable[[], None]
 ) -> None:
     """Write the vectors with the numbers `wanted`, rising, to `out`.
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import config_error
@@ -30,7 +29,7 @@ from chunkvisor.outputs.forms import (
 from chunkvisor.outputs.join import final_rows, write_form
 from chunkvisor.outputs.state import Found, Stage, Standing, manifest_of, read, standing_of
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.artifact import BadVectorsError
+from chunkvisor.store.artifact import BadVectorsError, Numbers
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import (
     DamagedError,
@@ -339,7 +338,7 @@ def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[
     raise DamagedError(str(layout.quarantined))
 
 
-def rows_without_vector(layout: OutputLayout, manifest: dict[str, Any]) -> npt.NDArray[np.int64]:
+def rows_without_vector(layout: OutputLayout, manifest: dict[str, Any]) -> Numbers:
     """Return the numbers of these rows, rising; raises as `all_quarantined`."""
     found = all_quarantined(layout, manifest)
     return np.fromiter((each["row"] for each in found), dtype=np.int64)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.store.artifact import pick_rows, read_exactly
+from chunkvisor.store.artifact import Numbers, pick_numbers, read_exactly
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
@@ -32,8 +32,6 @@ from chunkvisor.store.records import (
 from chunkvisor.store.reuse import Reuse
 from chunkvisor_worker.contract.files import FileIn
 from chunkvisor_worker.contract.frozen import frozen
-
-Numbers = npt.NDArray[np.int64]
 
 _TEXTS_AT_ONCE = 4096
 _ROWS_AT_ONCE = 1 << 20
@@ -300,7 +298,7 @@ class StagedTable(TableRecord):
         """Read the distinct texts of these numbers, which rise."""
         paths = TableFiles(self.folder)
         found = list[str]()
-        begins, ends = (_pick(paths.offsets, each) for each in (numbers, numbers + 1))
+        begins, ends = (pick_numbers(paths.offsets, each) for each in (numbers, numbers + 1))
         runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         with open(paths.texts, "rb") as file:
             for first, stop in itertools.pairwise([*runs, len(numbers)]):
@@ -331,7 +329,7 @@ class StagedTable(TableRecord):
 
     def row_text_at(self, rows: Numbers) -> Numbers:
         """Read the number of the text of each of these rows, in their order."""
-        return _pick(TableFiles(self.folder).row_text, rows)
+        return pick_numbers(TableFiles(self.folder).row_text, rows)
 
     def first_row(self, start: int, stop: int) -> Numbers:
         """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
@@ -339,7 +337,7 @@ class StagedTable(TableRecord):
 
     def first_row_at(self, texts: Numbers) -> Numbers:
         """Read the first row of each of these texts, in their order."""
-        return _pick(TableFiles(self.folder).first_row, texts)
+        return pick_numbers(TableFiles(self.folder).first_row, texts)
 
     def reused_texts(self, reuse: Reuse, most: int) -> list[str]:
         """Read those of the first `most` texts that are reused: the shortest first, blanks last."""
@@ -349,7 +347,7 @@ class StagedTable(TableRecord):
 
     def places_of(self, rows: Sequence[int]) -> list[str]:
         """Say where rows stand in the sources as they were read: `file:line`, or `file, row N`."""
-        numbers = _pick(TableFiles(self.folder).places, np.array(rows, dtype=np.int64))
+        numbers = pick_numbers(TableFiles(self.folder).places, np.array(rows, dtype=np.int64))
         places = list[str]()
         for row, number in zip(rows, numbers.tolist(), strict=True):
             # A file without rows begins where the next one does: the last that begins at or before
@@ -358,13 +356,6 @@ class StagedTable(TableRecord):
             where = f":{number}" if file.has_lines else f", row {number}"
             places.append(file.place + where)
         return places
-
-
-def _pick(path: Path, numbers: Numbers) -> Numbers:
-    try:
-        return pick_rows(path, "<i8", 0, 1, numbers)[:, 0].astype(np.int64, copy=False)
-    except ValueError as error:
-        raise DamagedError(f"{path}: {error}") from error
 
 
 def text_of_row(folder: Path, row: int) -> str | None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.layout import DIGEST_LENGTH
+from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.frozen import frozen
 
 BLOCK_BYTES = 2 << 20
@@ -30,6 +31,9 @@ _GAP_BYTES = 16 << 10
 _SPAN_BYTES = 4 << 20  # read by one call at most
 
 Vectors = npt.NDArray[np.float32]
+"""Of shape (rows, dimension)."""
+Numbers = npt.NDArray[np.int64]
+"""Numbers of rows or of texts, from 0."""
 
 
 class BadVectorsError(Exception):
@@ -53,9 +57,9 @@ class Inspection:
     shape: Shape
     digest: str
     """Of the file: xxh3-128, hex."""
-    not_finite: npt.NDArray[np.int64]
+    not_finite: Numbers
     """Rows with a NaN or an infinity."""
-    zero: npt.NDArray[np.int64]
+    zero: Numbers
     """Rows that are zero throughout."""
 
 
@@ -77,6 +81,10 @@ def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
         buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)}
     )
     return buffer.getvalue()
+
+
+HEADER_BYTES = len(npy_header(1, 1))
+"""Size of the header of every .npy file of ours: numpy pads it to this length."""
 
 
 def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
@@ -155,7 +163,7 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
     return Inspection(shape, digest.hexdigest(), not_finite, zero)
 
 
-def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def bad_rows(block: Vectors) -> tuple[Numbers, Numbers]:
     """Return the positions of rows with NaN or infinity, and of rows that are all zero."""
     return np.flatnonzero(~np.isfinite(block).all(axis=1)), np.flatnonzero(~block.any(axis=1))
 
@@ -165,7 +173,7 @@ def pick_rows(
     dtype: str | np.dtype[Any],
     offset_bytes: int,
     width: int,
-    rows: npt.NDArray[np.int64],
+    rows: Numbers,
 ) -> npt.NDArray[Any]:
     """Read the `rows` with these numbers, in that order; shape (len(rows), width).
 
@@ -190,6 +198,17 @@ def pick_rows(
     return found
 
 
+def pick_numbers(path: Path, positions: Numbers, dtype: str = "<i8") -> Numbers:
+    """Read the items at these positions of a file that holds one integer for each row or text.
+
+    Raises DamagedError if the file ends before one of them, OSError.
+    """
+    try:
+        return pick_rows(path, dtype, 0, 1, positions)[:, 0].astype(np.int64, copy=False)
+    except ValueError as error:
+        raise DamagedError(f"{path}: {error}") from error
+
+
 def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
     """Fill `room` with the bytes of the file from `offset` on; False if the file ends before.
 
@@ -204,7 +223,7 @@ def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
     return True
 
 
-def _spans(wanted: npt.NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
+def _spans(wanted: Numbers, row_bytes: int) -> Iterator[tuple[int, int]]:
     """Split the positions of these sorted rows into ranges (first, end) that one call reads."""
     if len(wanted):
         far = np.diff(wanted) * row_bytes > _GAP_BYTES + row_bytes

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.artifact import (
+    HEADER_BYTES,
     BadVectorsError,
     chunk_key,
     inspect,
@@ -227,8 +228,7 @@ class ChunkFiles:
     def _rows(self, chunk: int, dimension: int) -> npt.NDArray[np.float32]:
         start, stop = self.plan.bounds(chunk)
         count = stop - start
-        offset_bytes = len(npy_header(count, dimension))
         try:
-            return pick_rows(self._vectors(chunk), "<f4", offset_bytes, dimension, np.arange(count))
+            return pick_rows(self._vectors(chunk), "<f4", HEADER_BYTES, dimension, np.arange(count))
         except (FileNotFoundError, ValueError):  # there is no file, or it is too short
             return np.full((count, dimension), np.nan, dtype="<f4")

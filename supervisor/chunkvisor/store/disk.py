@@ -30,7 +30,7 @@ _AGAIN = f"Then run the same command again{KEPT}."
 
 
 def need_bytes(
-    rows: int, texts_left: int, dimension: int, row_bytes: int, bad_rows: int = 0
+    rows: int, texts_left: int, dimension: int, row_bytes: int = 0, bad_rows: int = 0
 ) -> int:
     """Return the bytes of the chunks that are still to come and of the final file.
 

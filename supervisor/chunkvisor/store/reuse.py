@@ -9,9 +9,8 @@ from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from chunkvisor.store.artifact import pick_rows
+from chunkvisor.store.artifact import Numbers, pick_numbers
 from chunkvisor.store.identity import Fixed, Plan, read_fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
@@ -78,19 +77,13 @@ class Reuse:
         """How many texts have a copied vector."""
         return self.texts - self.encoded
 
-    def where_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def where_of(self, texts: Numbers) -> Numbers:
         """Return where the vectors of these texts are, by number; see `ReuseFiles.where`."""
-        return self._pick(self.files.where, texts)
+        return pick_numbers(self.files.where, texts)
 
-    def encoded_texts(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def encoded_texts(self, start: int, stop: int) -> Numbers:
         """Return the table's numbers of the texts that are encoded as start..stop."""
-        return self._pick(self.files.encoded, np.arange(start, stop))
-
-    def _pick(self, path: Path, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        try:
-            return pick_rows(path, "<i8", 0, 1, rows)[:, 0].astype(np.int64, copy=False)
-        except ValueError as error:
-            raise DamagedError(f"{path} is shorter than it was") from error
+        return pick_numbers(self.files.encoded, np.arange(start, stop))
 
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
