@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from chunkvisor.core.instructions import (
-    AskToLeave,
+    AskToStop,
     AttemptEnded,
     DropDevice,
     EndRun,
@@ -416,7 +416,7 @@ class _Run:
                     raise Broken("ends", f"{life.attempts} attempts, and there is no end")
             case OpenGate(worker):
                 watchdog.goes(self, self.processes[worker])
-            case AskToLeave(worker) if worker in self.processes:
+            case AskToStop(worker) if worker in self.processes:
                 watchdog.leaves(self, self.processes[worker])
             case KeepVectors(worker, task):
                 watchdog.keeps(self, worker, task)

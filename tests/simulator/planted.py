@@ -88,7 +88,7 @@ BUGS_FOR_HISTORIES = {
     "canaries that fail are not counted": Bug(
         Scheduler,
         "_history",
-        "failed_canaries=failures.count(Repeated.CANARY, device, worker.go_s)",
+        "failed_canaries=failures.count(Repeated.CANARY, device, worker.gate_opened_s)",
         "failed_canaries=0",
     ),
     "a broken GPU gets warm workers for ever": Bug(
@@ -154,7 +154,7 @@ BUGS_FOR_LIVES = {
         seed=513,
     ),
     "who was asked to leave is not noted": Bug(
-        Loop, "_do", "running[worker].leaving = True", "pass", seed=239
+        Loop, "_do", "running[worker].asked_to_stop = True", "pass", seed=239
     ),
     "who leaves when asked to counts as ended by others": Bug(
         Loop,

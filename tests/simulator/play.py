@@ -12,17 +12,17 @@ from typing import Any, cast
 
 from chunkvisor.core import policy
 from chunkvisor.core.instructions import (
-    AskToLeave,
+    AskToStop,
     DropDevice,
     EndRun,
     EndWorker,
     Instruction,
     KeepVectors,
-    LookAtDevice,
     LowerLimits,
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReadDevice,
     ReportFailure,
     ReportWait,
     StartWorker,
@@ -305,11 +305,11 @@ class Play:
                 return f"go {worker}: {min(limits.rows, rows)}"
             case EndWorker(worker):
                 return f"end {worker}"
-            case AskToLeave(worker):
+            case AskToStop(worker):
                 return f"leave {worker}"
             case PlanOutput(output):
                 return f"plan {output}"
-            case LookAtDevice(device):
+            case ReadDevice(device):
                 return f"look {device}"
             case KeepVectors(worker):
                 return f"keep {worker}"

@@ -114,8 +114,8 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(canary=OwnText(0), failed_canaries=2),
         Stop(ExitCode.CONFIG, local=True, why=StopReason.NOTHING_ENCODED),
     ),
-    "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
-    "proven, second look": (suspect(), History(charged_failures=1, **PROVEN), Split(How.HALVES)),
+    "proven, first failure": (suspect(), History(**PROVEN), Retry(0.5)),
+    "proven, second failure": (suspect(), History(charged_failures=1, **PROVEN), Split(How.HALVES)),
     "proven, batch known": (
         suspect(),
         History(charged_failures=1, texts=9, in_flight=3, **PROVEN),
@@ -131,8 +131,12 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(bisecting=True, texts=4, **PROVEN),
         Split(How.HALVES),
     ),
-    "alone, first look": (suspect(), History(texts=1, **PROVEN), Retry()),
-    "alone, second look": (suspect(), History(texts=1, charged_failures=1, **PROVEN), Quarantine()),
+    "alone, first failure": (suspect(), History(texts=1, **PROVEN), Retry()),
+    "alone, second failure": (
+        suspect(),
+        History(texts=1, charged_failures=1, **PROVEN),
+        Quarantine(),
+    ),
     "refused by the encoder": (suspect(Outcome.BAD_INPUT), History(texts=1), Quarantine()),
     "one of many refused": (suspect(Outcome.BAD_INPUT), History(), Split(How.HALVES)),
     "some vectors bad": (

@@ -1,4 +1,5 @@
 """The core of a run: who works on which texts, what a failure means, and the loop that does it.
 
-`policy` and `scheduler` are pure and decide; `loop` and what it uses do what they say.
+`policy` and `scheduler` decide, and touch nothing. `loop` does what they decide: `store` stores
+vectors, `attempt` watches a worker, `output` knows an output's texts, `reports` tells people.
 """

@@ -1,4 +1,8 @@
-"""A running attempt as the loop has it: its worker's gate, its signs of life, and its end."""
+"""A running attempt as the loop has it: its worker's gate, its signs of life, and its end.
+
+The *gate* lies between a worker and its device. The worker loads the model, waits at the gate, and
+touches the device only when the gate is opened: so the next worker is ready while one computes.
+"""
 
 import signal
 from dataclasses import dataclass, field
@@ -15,14 +19,14 @@ if TYPE_CHECKING:
     from chunkvisor.store.attempt import AttemptFolder
 
 GRACE_S = 5.0  # between one signal and the next, stronger one
-_LOOK_S = 0.25  # between two looks at the beat of a worker that does not call for it
+_BEAT_PAUSE_S = 0.25  # between two readings of the beat file, if the worker does not call
 
 
 @dataclass(slots=True)
 class RunningAttempt:
     """An attempt from the start of its worker until all that follows from its end is done."""
 
-    number: int  # its name with the scheduler
+    number: int  # by which the scheduler knows its worker
     task: Task
     handle: DeviceHandle
     folder: "AttemptFolder"
@@ -31,14 +35,14 @@ class RunningAttempt:
     started_s: float
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
-    leaving: bool = False  # it was asked to end after the current batch
-    go_s: float | None = None  # when it got its device
-    freed_s: float | None = None  # when it needed the device no longer
-    has_result: bool = False  # it has left one, right or wrong
+    asked_to_stop: bool = False  # to end after the current batch
+    gate_opened_s: float | None = None  # when it got its device
+    freed_s: float | None = None  # when it gave the device back
+    has_result: bool = False  # it has left one, with good or bad vectors
     pulse: Pulse = field(init=False)
-    _idle_s: float = 0.0  # how long the device had nothing to do before this worker's `go`
-    _ready_s: float | None = None
-    _looked_s: float = 0.0
+    _idle_s: float = 0.0  # how long the device had nothing to do before this worker got it
+    _ready_s: float | None = None  # when it came to the gate
+    _beat_read_s: float = 0.0
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
 
@@ -53,22 +57,31 @@ class RunningAttempt:
 
     @property
     def has_device(self) -> bool:
-        """Whether it had its `go`, and has not given its device back."""
-        return self.go_s is not None and self.freed_s is None
+        """Whether its gate was opened, and it has not given its device back."""
+        return self.gate_opened_s is not None and self.freed_s is None
 
     @property
     def at_gate(self) -> bool:
-        """Whether it waits for its `go`."""
-        return self._ready_s is not None and self.go_s is None and self.ended_by is EndedBy.ITSELF
+        """Whether it waits for its gate to be opened."""
+        return (
+            self._ready_s is not None
+            and self.gate_opened_s is None
+            and self.ended_by is EndedBy.ITSELF
+        )
 
     def listen(self, now_s: float) -> None:
-        """Read its beat if it has called, or may have one that it does not call for."""
-        # At the gate there is no beat to come.
-        if self.worker.has_called() or not (self.at_gate or now_s - self._looked_s < _LOOK_S):
+        """Read its beat file if the worker has called, or from time to time.
+
+        A worker calls when it comes to the gate and when it gives its device back. Other beats
+        show progress alone; at the gate there is none.
+        """
+        if self.worker.has_called() or not (
+            self.at_gate or now_s - self._beat_read_s < _BEAT_PAUSE_S
+        ):
             self._read_beat(now_s)
 
     def _read_beat(self, now_s: float) -> None:
-        self._looked_s = now_s
+        self._beat_read_s = now_s
         self.pulse = self.pulse.with_beat(self.folder.beat(), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
@@ -77,21 +90,20 @@ class RunningAttempt:
             self._free(now_s)
 
     def _free(self, now_s: float) -> None:
-        """Note that the worker has given its device back, if it had it."""
+        """Note that the worker has given its device back, if it has one."""
         if self.has_device:
             self.freed_s = self.handle.freed_s = now_s
 
     def open_gate(self, limits: Limits, now_s: float) -> None:
-        """Let it use the device, with the batch limits of the moment."""
-        self.go_s = now_s
+        """Let it use the device, with these batch limits."""
+        self.gate_opened_s = now_s
         self.limits = limits
-        # How long the device had nothing to do between two workers; warm workers make it short.
         self._idle_s = now_s - (self.handle.freed_s or now_s)
         self.pulse = self.pulse.after_gate(now_s, now_s - (self._ready_s or now_s))
         self.worker.open_gate(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
-        """End it if it has made no progress for too long; send the next signal if it is ending."""
+        """End it if it has made no progress for too long; if it is ending, send the next signal."""
         if self.ended_by is EndedBy.ITSELF and not self.at_gate:
             why = self.pulse.overdue(now_s, recovery)
             if why:
@@ -99,23 +111,23 @@ class RunningAttempt:
         self._next_signal(now_s)
 
     def end(self, by: EndedBy, why: str, now_s: float) -> None:
-        """Begin to end it, politely first; or send the next signal if that has begun."""
+        """Begin to end it: SIGTERM first, SIGKILL after `GRACE_S`; or go on if that has begun."""
         if self.ended_by is EndedBy.ITSELF:
             self.ended_by = by
             self.ended_why = why
             self._next_signal_s = now_s
             # SIGABRT: faulthandler writes the Python stack of a hung worker to its log.
             first = signal.SIGABRT if by is EndedBy.HANG else signal.SIGTERM
-            # One that was asked to leave, and has not, has had its politeness.
-            self._signals = [signal.SIGKILL] if self.leaving else [first, signal.SIGKILL]
+            # One that was asked to stop, and has not, had its time to end well.
+            self._signals = [signal.SIGKILL] if self.asked_to_stop else [first, signal.SIGKILL]
         self._next_signal(now_s)
 
     def _next_signal(self, now_s: float) -> None:
         if self._signals and now_s >= self._next_signal_s:
             number = self._signals.pop(0)
             if number is signal.SIGABRT:
-                # The stack in the log begins with "Fatal Python error: Aborted", as if the worker
-                # had crashed.
+                # The log will have "Fatal Python error: Aborted" and the stack, as after a crash;
+                # this line says why.
                 self.folder.add_log_line(
                     f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack."
                 )
@@ -131,14 +143,14 @@ class RunningAttempt:
         )
 
     def figures(self, now_s: float) -> dict[str, Any]:
-        """Give the seconds and counts of a worker that has ended, for the journal."""
+        """Return the seconds and counts of a worker that has ended, for the event `WorkerEnded`."""
         self._free(now_s)
         self._read_beat(now_s)
         beat = self.pulse.beat
-        busy_s = (self.freed_s or 0.0) - (self.go_s or 0.0)
+        busy_s = (self.freed_s or 0.0) - (self.gate_opened_s or 0.0)
         # The device computes from the first batch on: until then a context is made, and weights are
         # copied.
-        opening_s = beat.opening_s if beat and self.go_s is not None else 0.0
+        opening_s = beat.opening_s if beat and self.gate_opened_s is not None else 0.0
         return {
             "device": self.handle.number,
             "startup_s": round((self._ready_s or now_s) - self.started_s, 4),

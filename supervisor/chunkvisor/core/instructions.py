@@ -1,8 +1,8 @@
 """What scheduler and loop exchange: tasks, ends of attempts, and instructions.
 
-All are values: they are compared, printed and matched. The scheduler returns instructions in order.
-The loop does them, and tells the scheduler what came of one: vectors are stored, or a worker cannot
-be started.
+All are values: they are compared, printed and matched. The scheduler returns instructions in order;
+the loop does them in that order. Of two it tells the scheduler what came of them, which may give
+further instructions: vectors were stored, or a worker could not be started.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,37 +30,41 @@ class Task:
     output: int
     chunk: int
     texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
-    due_s: float = 0.0  # not to be started before
+    due_s: float = 0.0  # by the run's clock; they are not started before
     charged_failures: tuple[Outcome, ...] = ()
-    """How they failed so far, as far as that counts against them."""
+    """Their failures so far that count against them; others were of the device, say."""
     avoid_device: int | None = None  # on which they failed last: other devices try them first
     needs_canary: bool = False
     """They may be what made an attempt fail: the next one begins with a canary."""
     bisecting: bool = False
-    """Texts that fail are being looked for: these are taken apart at the first failure."""
+    """They are a piece of a chunk that was taken apart to find texts that fail. At the first
+    failure they are taken apart in turn."""
     singly: bool = False
     """Each text is a batch by itself, so that a failure shows which one it is."""
     cold_start: bool = False  # not from a template, since something has failed before
 
     def subset(self, texts: Collection[int], **changes: Any) -> "Task":
-        """Return a task of some of its texts; the failures so far are not charged to them."""
+        """Return a task of some of its texts, with these changes and no charged failures."""
         return replace(self, texts=tuple(texts), **{"charged_failures": (), **changes})
 
 
 @frozen
 class AttemptEnded:
-    """A worker has ended, or could not be started, and its attempt is judged."""
+    """A worker has ended and its attempt is judged, or it could not be started."""
 
     worker: int
-    verdict: Verdict | None  # None = its template did not let it begin: that was no attempt
+    verdict: Verdict | None
+    """None: its template ended it before it could begin, which does not count as an attempt."""
     others: OtherProcesses = OtherProcesses.UNKNOWN
     began_s: float | None = None
-    """When it was started; None = nothing follows from a failure before its first batch."""
+    """When it was started. None: it came from a template, which may be why it failed before its
+    first batch, so that such a failure is not counted."""
     done: frozenset[int] = frozenset()
-    """Texts whose vectors it has left, verified, although it failed."""
+    """Texts with a verified vector, although the attempt failed."""
     in_flight: frozenset[int] = frozenset()
     """Texts of the batches that had begun and were not finished."""
-    any_text_succeeded: bool = False  # any text, a canary too, got its vector in the attempt
+    any_text_succeeded: bool = False
+    """Any text, also a canary, got its vector in the attempt."""
 
 
 @frozen
@@ -72,7 +76,7 @@ class Ending:
     worker: int = 0  # whose attempt it was, if any
     task: Task | None = None
     verdict: Verdict | None = None
-    device: int | None = None  # without which the run continues, or which was the last
+    device: int | None = None  # the one that is left out, if it is about one
 
 
 # --- workers
@@ -98,7 +102,7 @@ class OpenGate:
 
 
 @frozen
-class AskToLeave:
+class AskToStop:
     """Ask the worker to end after the current batch."""
 
     worker: int
@@ -124,7 +128,7 @@ class KeepVectors:
 
 @frozen
 class QuarantineTexts:
-    """Note that these texts get no vector."""
+    """Store that these texts get no vector."""
 
     task: Task
     verdict: Verdict
@@ -132,7 +136,7 @@ class QuarantineTexts:
 
 @frozen
 class PlanOutput:
-    """Fix which texts of the output are encoded, now that those are settled that it waits for."""
+    """Fix which texts of the output are encoded: the outputs that it waited for are settled."""
 
     output: int
 
@@ -141,8 +145,8 @@ class PlanOutput:
 
 
 @frozen
-class LookAtDevice:
-    """Have nvidia-smi look at the device; the scheduler hears what it shows."""
+class ReadDevice:
+    """Have nvidia-smi read the device; what it shows comes by `Scheduler.device_changed`."""
 
     device: int
 
@@ -178,7 +182,10 @@ class LowerLimits:
 
 @frozen
 class ReportFailure:
-    """Report that an attempt has failed, and what follows; no step if all its texts are done."""
+    """Report that an attempt has failed, and what follows.
+
+    No step if all its texts have vectors. `in_flight`: texts of batches that were not finished.
+    """
 
     worker: int
     task: Task
@@ -207,6 +214,6 @@ class ReportWait:
 
 
 Instruction = (
-    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | PlanOutput
-    | LookAtDevice | DropDevice | EndRun | LowerLimits | ReportFailure | ReportSplit | ReportWait
+    StartWorker | OpenGate | AskToStop | EndWorker | KeepVectors | QuarantineTexts | PlanOutput
+    | ReadDevice | DropDevice | EndRun | LowerLimits | ReportFailure | ReportSplit | ReportWait
 )  # fmt: skip

@@ -19,18 +19,18 @@ from chunkvisor.config.model import Config
 from chunkvisor.core import policy
 from chunkvisor.core.attempt import RunningAttempt
 from chunkvisor.core.instructions import (
-    AskToLeave,
+    AskToStop,
     AttemptEnded,
     DropDevice,
     EndRun,
     EndWorker,
     Instruction,
     KeepVectors,
-    LookAtDevice,
     LowerLimits,
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReadDevice,
     ReportFailure,
     ReportSplit,
     ReportWait,
@@ -190,7 +190,7 @@ class Loop:
         """Return the pids of the workers that have each device, or have just given it back."""
         pids = dict[int, frozenset[int]]()
         for attempt in self._running.values():
-            if attempt.go_s is not None:
+            if attempt.gate_opened_s is not None:
                 device = attempt.handle.number
                 pids[device] = pids.get(device, frozenset()) | {attempt.worker.pid}
         return pids
@@ -221,7 +221,11 @@ class Loop:
         self._scheduler.worker_exited(attempt.number)
         self._emit(event.WorkerEnded(*attempt.names, returncode, **attempt.figures(now_s)))
         # If a warm worker ends before it had the device, its template is the cause, and no text.
-        unused = attempt.worker.warm and attempt.go_s is None and attempt.ended_by is EndedBy.ITSELF
+        unused = (
+            attempt.worker.warm
+            and attempt.gate_opened_s is None
+            and attempt.ended_by is EndedBy.ITSELF
+        )
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             attempt.folder.remove()
             self._execute(self._scheduler.attempt_finished(AttemptEnded(attempt.number, None)))
@@ -232,7 +236,7 @@ class Loop:
             attempt.ended_why = f"{attempt.handle} was lost"
         elif (
             returncode == WorkerExit.ORPHANED
-            and attempt.leaving
+            and attempt.asked_to_stop
             and attempt.ended_by is EndedBy.ITSELF
         ):
             attempt.ended_by = EndedBy.STOP
@@ -241,7 +245,7 @@ class Loop:
             self._execute(self._scheduler.worker_called(attempt.number, freed=True))
         self._answer_calls()  # reading all of its vectors takes a while
         ended = self._judge(attempt, returncode)
-        if attempt.go_s is not None:
+        if attempt.gate_opened_s is not None:
             attempt.handle.only_ours = False  # what is on it may have changed since the last look
         self._execute(self._scheduler.attempt_finished(ended))
 
@@ -324,11 +328,13 @@ class Loop:
             case OpenGate(worker, limits):
                 attempt = running[worker]
                 attempt.open_gate(limits, self._clock())
-                self._store.first_go_s = self._store.first_go_s or attempt.go_s
+                self._store.first_gate_opened_s = (
+                    self._store.first_gate_opened_s or attempt.gate_opened_s
+                )
                 self._emit(event.Go(*attempt.names, limits.rows, limits.tokens))
-            case AskToLeave(worker):
+            case AskToStop(worker):
                 if worker in running:
-                    running[worker].leaving = True
+                    running[worker].asked_to_stop = True
                     running[worker].worker.ask_to_stop()
                     self._emit(event.WorkerLeaving(*running[worker].names))
             case EndWorker(worker):
@@ -345,7 +351,7 @@ class Loop:
                 return self._note_stored(task, self._store.quarantine(task, verdict))
             case PlanOutput(output):
                 self._store.plan(output)
-            case LookAtDevice(device):
+            case ReadDevice(device):
                 self._handles[device].start_reading()
             case DropDevice(ending):
                 assert ending.device is not None, ending

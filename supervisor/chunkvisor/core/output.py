@@ -101,11 +101,11 @@ class OutputRun:
             return None
         # A chunk without such a text only has to be put together, which comes before the join.
         chunk = self.ledger.next_pending(start)
-        while chunk is not None and not self.undone(chunk):
+        while chunk is not None and not self.pending_texts(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
-    def undone(self, chunk: int) -> Sequence[int]:
+    def pending_texts(self, chunk: int) -> Sequence[int]:
         """Return the texts of the chunk without vector or verdict, in order."""
         return self.ledger.pending_texts(chunk)
 

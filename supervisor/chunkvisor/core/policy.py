@@ -1,10 +1,10 @@
 """Decides what follows a failed attempt, from its verdict and from what happened before. Pure.
 
-Whose fault is it, a text's, or that of the device or the model? After a failure that a text can
-cause, the next attempt begins with a canary: a batch of one text that is known to be good, or,
-while none is, of the shortest text of the attempt. If any text got its vector, the attempt is
-*proven*: device and model work, and the texts that came next are the cause. If not even the canary
-got one, the device or the model is.
+The question is whose fault it was: a text's, or that of the device or the model. After a failure
+that a text can cause, the next attempt begins with a *canary*: a batch of one text that is known to
+be good, or, while none is known, of the shortest text of the attempt. An attempt in which any text
+got its vector is *proven*: device and model work, so the texts that came next are the cause. If not
+even the canary got its vector, the device or the model is.
 """
 
 import math
@@ -21,20 +21,21 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, LOAD, NO_ROOM
 
-LOOKS = 2  # proven attempts in which a text fails before it is blamed
-MEMORY_PAUSE_S = (
-    64 * BACKOFF_S
-)  # before a single text that lacked the machine's memory is tried again
+# A text is blamed when it has failed in this many proven attempts: one failure may be chance.
+PROVEN_FAILURES = 2
+# Before a single text that lacked the machine's memory is tried again.
+MEMORY_PAUSE_S = 64 * BACKOFF_S
 
-# At this many in a row, it ends:
-MOST_CANARIES = 2  # known good canaries that fail on a device
-MOST_OWN_CANARIES = 3  # the same, of canaries that may be bad themselves
+# At this many in a row the run, the device or the chunk is given up:
+MOST_CANARIES = 2  # failed canaries on one device, of texts that are known to be good
+MOST_OWN_CANARIES = 3  # the same, of texts that may be bad themselves
 MOST_GIVEN_UP = 3  # chunks given up
-MOST_WITHOUT_PROGRESS = 20  # attempts that repeat what failed
-MOST_LOST = 10  # machines lost under one task
-MOST_OOM_SINGLETONS = 3  # shortest texts of a chunk that lack the GPU's memory, each alone
+MOST_WITHOUT_PROGRESS = 20  # attempts that got no text further; see `fruitless`
+MOST_LOST = 10  # machines that were lost while they had the same texts
+MOST_OOM_SINGLETONS = 3  # of a chunk's shortest texts, each alone, that lack the GPU's memory
 
-# Before the first batch these mean that the start failed: no text can be the cause.
+# With these outcomes before the first batch, the start of the worker failed, and no text is the
+# cause. The other outcomes mean the same before the first batch as after it.
 _FAILED_STARTS = (
     Outcome.SETUP,
     Outcome.DEVICE_FAULT,
@@ -67,13 +68,13 @@ Canary = KnownText | OwnText
 
 
 class Repeated(Enum):
-    """What is counted while it happens in a row."""
+    """What the run counts as long as it happens again and again without a success between."""
 
     START = "start"  # workers that failed before their first batch, by device or machine
     CANARY = "canary"  # canaries that failed, by device
     OOM_SINGLETON = "oom singleton"  # short texts that lacked the GPU's memory alone, by chunk
     GIVEN_UP = "given up"  # chunks that were given up
-    NO_PROGRESS = "no progress"  # attempts that repeated what failed
+    NO_PROGRESS = "no progress"  # attempts that got no text further; see `fruitless`
 
 
 class BatchLimit(NamedTuple):
@@ -88,15 +89,17 @@ class Retry:
     """Try the same texts again in a new process."""
 
     delay_s: float = 0.0
-    charge: bool = True  # the failure counts against the texts
-    counts: Repeated | None = None  # or what it counts as, against the device or the chunk
+    charge: bool = True
+    """Whether the failure counts against the texts, which brings them nearer to being blamed."""
+    counts: Repeated | None = None
+    """If it does not: what is counted instead, of the device or the chunk."""
     limit: BatchLimit | None = None
     """The most that a batch may hold from now on, on devices of this kind."""
 
 
 @frozen
 class Wait:
-    """Pause, since something outside is not ready; it counts against nothing."""
+    """Pause, since something outside is not ready, such as a full disk. No failure is counted."""
 
     delay_s: float
 
@@ -114,14 +117,14 @@ class How(Enum):
 
 @frozen
 class Split:
-    """Take the texts apart. Pieces get smaller each time, so it ends without a limit."""
+    """Take the texts apart. This needs no limit: the pieces get smaller each time."""
 
     how: How
 
 
 @frozen
 class Quarantine:
-    """Give the text up: its rows get no vector. Of several texts, those whose vectors are bad."""
+    """Give the text up: its rows get no vector. Of several, give up those with bad vectors."""
 
 
 @frozen
@@ -131,10 +134,11 @@ class GiveUp:
 
 @frozen
 class Stop:
-    """End the run, since every further worker would fail; if `local`, do without the device."""
+    """End the run, since every further worker would fail."""
 
     code: ExitCode
-    local: bool = False  # the fault is of this device or machine: others may go on
+    local: bool = False
+    """The fault is of this device or machine: the run continues on others if it has any."""
     why: StopReason = StopReason.HALTED
 
 
@@ -165,8 +169,8 @@ class History:
     canary: Canary | None = None
     """The text that the attempt began with."""
     shortest_first: bool = False
-    """The canary was the shortest of its own texts, after a lack of GPU memory: do even they lack
-    it?"""
+    """After a lack of GPU memory, the attempt began with its own shortest text: if even that lacks
+    memory, the length of the texts is not the cause."""
     any_text_succeeded: bool = False
     """Any text, a canary too, got its vector in the attempt."""
     output_has_vectors: bool = False
@@ -175,7 +179,7 @@ class History:
     """This run has stored vectors of the output; for a failed start: a worker has encoded on the
     device or machine."""
     bisecting: bool = False
-    """Texts of the chunk that fail are being looked for."""
+    """The chunk is taken apart to find the texts that fail."""
     in_flight: int = 0
     """Texts of the batches that had begun and were not finished; 0 = not known."""
     singly: bool = False
@@ -194,32 +198,32 @@ class History:
     given_up: int = 0
     """Chunks given up."""
     without_progress: int = 0
-    """Attempts that repeated what failed."""
+    """Attempts that got no text further; see `fruitless`."""
     oom_singletons: int = 0
-    """Shortest texts of the chunk that lacked the GPU's memory alone, while no other text of it had
-    enough."""
+    """Short texts of the chunk that lacked the GPU's memory in a batch by themselves, each tried in
+    the place of the one before."""
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Choose the next step after any verdict but COMMITTED.
 
-    The rules, each with its case in `test_policy` under the name on the left:
+    The cases with their steps and the reasons; `test_policy` has each under the name on the left:
 
         first start                         Retry       no text can be the cause
         third start                         Stop        the device, or the model, is at fault
-        set up wrongly                      Stop        and no worker has worked here before
+        set up wrongly                      Stop        no worker has worked here before
         a batch is halved                   Retry       out of memory: for all devices of the kind
         others came                         Wait        other processes hold the memory
         others stay                         Retry       after the wait: with half the batch
         the model is larger than the GPU    Stop
         unproven, no canary                 Retry       the next attempt begins with a canary
-        a canary failed                     Retry       again, with a canary: the place is in doubt
-        two canaries failed                 Stop        the place is at fault, and no text
+        a canary failed                     Retry       with a canary again: is it the device?
+        two canaries failed                 Stop        the device is at fault, and no text
         three shortest failed               Stop        no text was ever encoded
-        proven, first look                  Retry       chance, or a text: twice tells
-        proven, second look                 Split       a text: halves are tried
+        proven, first failure               Retry       it may have been chance
+        proven, second failure              Split       a text is the cause: halves are tried
         proven, batch known                 Split       a text of the batch that was in progress
-        alone, second look                  Quarantine  it fails alone, where another did not
+        alone, second failure               Quarantine  it fails alone, where another did not
         some vectors bad                    Split       the bad ones once more, each alone
         a bad vector alone                  Quarantine
         not even its shortest has memory    Retry       another of its short texts is tried first
@@ -244,15 +248,15 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
 
 
 def fruitless(step: Step, verdict: Verdict, texts: int) -> bool:
-    """Say whether the attempt brought the run no further.
+    """Say whether an attempt at this many texts brought the run no further.
 
-    Everything else ends by itself: pieces get smaller, a second look at a single text ends with a
-    verdict on it, a wait after its time, and what is counted against a device or a chunk at its
-    limit.
+    A run could repeat such attempts for ever, so that they are counted. Every other step has an
+    end: pieces get smaller, a single text that fails again is given up, a wait has its time limit,
+    and what is counted of a device or a chunk has its own.
     """
-    second_look = texts == 1 and verdict.row_can_cause
-    again = isinstance(step, Retry) and step.charge and not second_look
-    return (again or isinstance(step, GiveUp)) and not verdict.blameless
+    decides_on_text = texts == 1 and verdict.row_can_cause
+    repeats = isinstance(step, Retry) and step.charge and not decides_on_text
+    return (repeats or isinstance(step, GiveUp)) and not verdict.blameless
 
 
 def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
@@ -262,7 +266,7 @@ def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
     """
     if verdict.exit_code:
         return ExitCode(verdict.exit_code)
-    # These are the encoder's; a crash, a hang or an error of CUDA may be the device's.
+    # These come from the encoder. A crash, a hang or an error of CUDA may come from the device.
     if verdict.outcome is Outcome.BAD_OUTPUT or verdict.rule == "unknown-on-texts":
         return ExitCode.CONFIG
     others = verdict.others_hold_memory or verdict.outcome is Outcome.INTERRUPTED
@@ -279,7 +283,8 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         case Outcome.SETUP if not history.succeeded_before or tries >= recovery.attempts:
             return _stop(verdict, ExitCode.CONFIG)
         case Outcome.LOST:
-            # Failures are counted by outcome: this takes no try from another cause.
+            # `tries` counts this outcome alone, so that a lost machine spends none of the tries
+            # that `recovery.attempts` allows for other outcomes.
             return Retry() if tries < MOST_LOST else GiveUp()
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
@@ -291,7 +296,8 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         return _answer_fault_of_texts(verdict, history, recovery)
     if tries < recovery.attempts:
         return Retry(backoff_s(tries))
-    # A fault that has an exit code for the run is not the chunk's.
+    # A fault that has an exit code of the run comes from the config or the machine: another chunk
+    # would meet it as well.
     return Stop(ExitCode(verdict.exit_code)) if verdict.exit_code else GiveUp()
 
 
@@ -300,12 +306,17 @@ def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: Recover
     tries = history.charged_failures + 1
     refused = verdict.outcome is Outcome.BAD_INPUT
     proven = history.any_text_succeeded or refused
-    # A hang may have been the machine's, even if the config wants one try.
-    looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
-    certain = refused or (bool(verdict.bad_rows) and proven) or tries >= looks
+    # With `recovery.attempts: 1` the first failure blames the text, except for a hang: the machine
+    # may have stalled.
+    enough = (
+        PROVEN_FAILURES
+        if verdict.outcome is Outcome.HUNG
+        else min(PROVEN_FAILURES, recovery.attempts)
+    )
+    certain = refused or (bool(verdict.bad_rows) and proven) or tries >= enough
     if not proven and history.canary:
-        # The shortest of its own texts may be bad itself, while others had a vector: that says
-        # nothing of the device.
+        # If the canary was the shortest of its own texts, it may be bad itself; since the output
+        # has vectors, that says nothing of the device.
         if not (history.shortest_first and history.output_has_vectors):
             return _answer_failed_canary(verdict, history)
         if verdict.outcome is Outcome.GPU_OOM:
@@ -315,7 +326,8 @@ def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: Recover
                 return GiveUp()
             return Retry(backoff_s(singletons), charge=False, counts=Repeated.OOM_SINGLETON)
     if verdict.rule == ENCODER_BROKEN and not (proven or history.output_has_vectors):
-        # Every text's fault rather than one's: it is counted as if canaries failed.
+        # No text has ever been encoded, and the encoder is said to be broken for all: this is
+        # counted as a failed canary.
         return _answer_failed_canary(verdict, history)
     if history.texts == 1:
         return _answer_single_text(verdict, history, recovery, proven=proven, certain=certain)
@@ -324,7 +336,7 @@ def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: Recover
         # after a canary.
         return Quarantine() if history.singly and proven else Split(How.BAD)
     if certain or history.bisecting:
-        # One by one a second time helps only if there are fewer of them.
+        # Texts that were already tried one by one are so again only if they are fewer now.
         known = history.in_flight > 0
         fewer = history.in_flight < history.texts or not history.singly
         return Split(How.SUSPECTS if known and fewer else How.HALVES)
@@ -339,7 +351,7 @@ _CODES_OF_CANARIES = {
 
 
 def _answer_failed_canary(verdict: Verdict, history: History) -> Step:
-    """Answer an attempt whose canary failed: a few in a row show that the device is at fault."""
+    """Answer an attempt whose canary failed; a few in a row show that the device is at fault."""
     failed = history.failed_canaries + 1
     # A canary that is not known to be good may be bad itself.
     own = isinstance(history.canary, OwnText)
@@ -360,10 +372,10 @@ def _answer_single_text(
     if verdict.outcome is Outcome.HOST_OOM:
         # The machine runs out of memory for many reasons that pass: it gets more tries, and time
         # between them.
-        certain = history.charged_failures + 1 >= recovery.attempts + LOOKS
+        certain = history.charged_failures + 1 >= recovery.attempts + PROVEN_FAILURES
         delay_s = MEMORY_PAUSE_S
-    # If not proven, nothing is known of the text; the next attempt begins with a canary, which is
-    # counted.
+    # An attempt that is not proven says nothing of the text, so that its failure is not charged. It
+    # cannot go on for ever: the next attempt begins with a canary, and canaries are counted.
     return Quarantine() if proven and certain else Retry(delay_s, charge=proven)
 
 
@@ -382,7 +394,10 @@ def _answer_failed_start(verdict: Verdict, history: History, recovery: RecoveryC
 
 
 def _stop(verdict: Verdict, code: ExitCode) -> Stop:
-    """Stop with the verdict's exit code, or else with this one."""
+    """Stop with the verdict's exit code; if it has none, with `code`.
+
+    What comes from the machine, its disk or its installation is `local`.
+    """
     code = ExitCode(verdict.exit_code or code)
     local = (
         code in (ExitCode.MACHINE, ExitCode.DISK)
@@ -408,7 +423,11 @@ def _answer_lack_of_memory(
 
 
 def _half(verdict: Verdict, rows: int, min_rows: int) -> BatchLimit:
-    """Halve a batch of so many rows; in tokens if they are known, as short texts need no less."""
+    """Return half of a batch of that many rows as the new limit.
+
+    If its padded tokens are known, they are halved, and the rows stay: a batch of short texts may
+    have as many rows as before.
+    """
     limits = verdict.limits
     if verdict.batch_tokens:
         longest = verdict.batch_tokens // rows
@@ -418,8 +437,8 @@ def _half(verdict: Verdict, rows: int, min_rows: int) -> BatchLimit:
 
 
 def _wait_or_stop(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
-    """Answer what passes by itself: pause, until it has been waited for long enough."""
-    if verdict.rule == NO_ROOM:  # for the weights, whoever holds the memory
+    """Answer what passes by itself: pause, until `recovery.wait_timeout` is over."""
+    if verdict.rule == NO_ROOM:  # the weights did not fit into what was free
         larger = verdict.figures is not None and verdict.figures.larger_than_gpu
         sole = history.others is OtherProcesses.NONE
         if sole or (larger and history.others is not OtherProcesses.SIBLING):
@@ -434,14 +453,15 @@ def _wait_or_stop(verdict: Verdict, history: History, recovery: RecoveryConfig) 
 # --- what is remembered
 
 Where = int | str | tuple[int, int] | None
-"""A device by its number, a machine by its name, (output, chunk), or None for the whole run."""
+"""Where something is counted: on a device (its number), on a machine of a cluster (its name, empty
+for our own), at a chunk (output, chunk), or in the whole run (None)."""
 
 _WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 
 
 @dataclass(slots=True)
 class _Streak:
-    """How often something happened in a row, and when for the first and the last time."""
+    """How often something has happened since the last success, and when first and last."""
 
     count: int
     first_s: float
@@ -467,8 +487,10 @@ class FailureHistory:
         self._lessons = dict[str, BatchLimit | None]()
         self._streaks = dict[tuple[Repeated | Outcome, Where], _Streak]()
         self.success_s = -math.inf  # when something was stored last
-        self.worked = set[int]()  # outputs of which this run has stored vectors
-        self.sound = set[Where]()  # devices and machines on which a worker has done its work
+        self.stored_outputs = set[int]()  # numbers of outputs of which this run has stored vectors
+        self.working_places = set[
+            Where
+        ]()  # devices and machines on which a worker has done its work
         self.host_ooms = 0  # how often the machine's memory ran out
 
     # --- what repeats
@@ -476,13 +498,15 @@ class FailureHistory:
     def count(
         self, what: Repeated | Outcome, where: Where = None, began_s: float = math.inf
     ) -> int:
-        """Say how often it happened in a row, before an attempt that began then."""
+        """Say how often it happened in a row; `began_s` is when the attempt in question began.
+
+        If it began before the last time, both may have the same cause: that time does not count.
+        """
         streak = self._streaks.get((what, where))
-        # An attempt that had begun before the last time proves nothing more.
         return streak.count - (began_s < streak.last_s) if streak else 0
 
-    def lasts_s(self, what: Repeated | Outcome, where: Where, now_s: float) -> float:
-        """Say how long ago it happened for the first time in this row."""
+    def since_first_s(self, what: Repeated | Outcome, where: Where, now_s: float) -> float:
+        """Say for how many seconds it has been happening: since the first time in this row."""
         streak = self._streaks.get((what, where))
         return now_s - streak.first_s if streak else 0.0
 
@@ -493,7 +517,7 @@ class FailureHistory:
         began_s: float = math.inf,
         now_s: float = 0.0,
     ) -> None:
-        """Count it once more, unless the attempt had begun before the last time."""
+        """Count it once more, unless the attempt began before the last time; see `count`."""
         streak = self._streaks.setdefault((what, where), _Streak(0, now_s, -math.inf))
         if began_s >= streak.last_s:
             streak.count += 1
@@ -504,13 +528,13 @@ class FailureHistory:
         self._streaks.pop((what, where), None)
 
     def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> float:
-        """Say for how long it has been waited for without a success anywhere."""
-        return min(self.lasts_s(outcome, where, now_s), now_s - self.success_s)
+        """Say for how many seconds the run has waited for it without any success in between."""
+        return min(self.since_first_s(outcome, where, now_s), now_s - self.success_s)
 
     # --- what succeeds
 
     def note_start(self, device: int, node: str, outcome: Outcome) -> None:
-        """Note that a worker got to its first batch there; `outcome` is how it ended."""
+        """Note that a worker got to its first batch on the device; `outcome` is how it ended."""
         self.forget(Repeated.START, device)
         self.forget(Repeated.START, node)
         # A GPU may be found busy in a batch as well: then the wait continues.
@@ -518,16 +542,16 @@ class FailureHistory:
             self.forget(Outcome.GPU_BUSY, device)
 
     def note_encoded(self, device: int, node: str) -> None:
-        """Note that a worker has encoded all of its texts there."""
+        """Note that a worker has encoded all of its texts on the device."""
         self.note_start(device, node, Outcome.COMMITTED)
-        self.sound |= {device, node}
+        self.working_places |= {device, node}
         for what in (Repeated.CANARY, *_WAITS):
             self.forget(what, device)
 
     def note_stored(self, output: int, now_s: float) -> None:
         """Note that vectors or verdicts of the output are on the disk."""
         self.success_s = now_s
-        self.worked.add(output)
+        self.stored_outputs.add(output)
         for what in (Repeated.NO_PROGRESS, Repeated.GIVEN_UP, *_WAITS):
             self.forget(what)
 
@@ -553,14 +577,14 @@ class FailureHistory:
     def _lesson(self, kind: str) -> BatchLimit | None:
         if kind not in self._lessons:
             old = self._recall(kind)
-            # One step wider than in an earlier run, since the cause may have passed. That costs one
-            # failure at most.
+            # Twice what an earlier run has learnt, since its cause may have passed. If it has not,
+            # that costs one failure.
             self._lessons[kind] = old and BatchLimit(2 * old[0], old[1] and 2 * old[1])
         return self._lessons[kind]
 
 
 def waiting_device(verdict: Verdict, device: int, node: str) -> int | None:
-    """Say who has to wait: the device, or (None) all devices.
+    """Return the device if it alone has to wait; None if all have to.
 
     A device waits alone for its own memory, and for the disk of its machine in a cluster.
     """
@@ -569,9 +593,9 @@ def waiting_device(verdict: Verdict, device: int, node: str) -> int | None:
 
 
 def place_of_failed_start(verdict: Verdict, device: int, node: str) -> Where:
-    """Say whether a failed start counts against the device or the machine.
+    """Return where a failed start is counted: on the device, or on its machine.
 
-    A model that cannot be loaded is the machine's fault, where it is installed.
+    A model that cannot be loaded is a matter of the machine on which it is installed.
     """
     outcomes = (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
     return node if verdict.phase in LOAD and verdict.outcome in outcomes else device

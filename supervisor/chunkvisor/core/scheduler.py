@@ -15,7 +15,7 @@ from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
 from chunkvisor.core import policy
 from chunkvisor.core.instructions import (
-    AskToLeave,
+    AskToStop,
     AttemptEnded,
     DropDevice,
     Ending,
@@ -23,11 +23,11 @@ from chunkvisor.core.instructions import (
     EndWorker,
     Instruction,
     KeepVectors,
-    LookAtDevice,
     LowerLimits,
     OpenGate,
     PlanOutput,
     QuarantineTexts,
+    ReadDevice,
     ReportFailure,
     ReportSplit,
     ReportWait,
@@ -54,7 +54,7 @@ from chunkvisor_worker.contract.rules import AT_WORK
 if TYPE_CHECKING:
     from chunkvisor.core.output import OutputRun
 
-LOOK_PAUSE_S = 2.0  # between two looks at a device that cannot be used
+_READ_PAUSE_S = 2.0  # between two looks at a device that cannot be used
 # Share of the time until a run has to end that is kept for what follows the last worker, and at
 # most how long that is.
 RESERVE = 0.2
@@ -82,7 +82,7 @@ class TaskQueue:
     def put_back_lost(self, output: int, chunk: int) -> None:
         """Have texts of the chunk tried again, since stored vectors of it are gone."""
         if chunk < self._next[output]:
-            texts = self._outputs[output].undone(chunk)
+            texts = self._outputs[output].pending_texts(chunk)
             if texts:
                 self.put_back(Task(output, chunk, tuple(texts)))
 
@@ -109,7 +109,7 @@ class TaskQueue:
         for number, chunk in enumerate(new):
             if chunk is not None:
                 self._next[number] = chunk + 1
-                missing = self._outputs[number].undone(chunk)
+                missing = self._outputs[number].pending_texts(chunk)
                 whole = range(*self._outputs[number].bounds(chunk))
                 # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
@@ -146,8 +146,8 @@ class WorkerState:
     gate: GateState = GateState.SHUT
     ready: bool = False  # it waits at the gate
     ending: bool = False  # it is being ended, or has ended and is not judged yet
-    leaving: bool = False  # it was asked to end after the current batch
-    go_s: float = -math.inf  # when its gate was opened
+    asked_to_stop: bool = False  # it was asked to end after the current batch
+    gate_opened_s: float = -math.inf  # when its gate was opened
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class DeviceState:
     cold_start: bool = False  # a worker from a template did not start on it
     suspected_s: float | None = None
     """Since when its health is in doubt: it is looked at before the next worker gets it."""
-    look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
+    next_reading_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
     def count_workers(self, *gates: GateState) -> int:
@@ -312,12 +312,12 @@ class Scheduler:
         ]:
             # What failed on it may be its doing: nothing runs there before nvidia-smi was asked.
             if device.suspected_s is not None:
-                if now_s >= device.look_s:
-                    device.look_s = math.inf
-                    self._add(LookAtDevice(device.number))
+                if now_s >= device.next_reading_s:
+                    device.next_reading_s = math.inf
+                    self._add(ReadDevice(device.number))
                 return
             worker.gate = GateState.OPEN
-            worker.go_s = now_s
+            worker.gate_opened_s = now_s
             self._add(OpenGate(worker.number, self._limits(worker)))
 
     def worker_exited(self, number: int) -> None:
@@ -350,7 +350,7 @@ class Scheduler:
         self, device: DeviceState, health_report: HealthReport, since_s: float
     ) -> None:
         now_s = self._clock()
-        device.look_s = now_s + LOOK_PAUSE_S
+        device.next_reading_s = now_s + _READ_PAUSE_S
         ending = None
         if health_report.health is Health.BROKEN:
             verdict = Verdict(Outcome.HARDWARE_FAULT, health_report.why)
@@ -361,7 +361,7 @@ class Scheduler:
                 ending = Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict)
         else:
             device.suspected_s = None
-            device.look_s = now_s
+            device.next_reading_s = now_s
             self._open_gates(device, now_s)
         if ending:
             self._drop_device(device, ending, local=True)
@@ -496,7 +496,7 @@ class Scheduler:
         """Pause on the device, or (None) on all."""
         now_s = self._clock()
         where = device.number if device else None
-        waited_s = self._failures.lasts_s(verdict.outcome, where, now_s)
+        waited_s = self._failures.since_first_s(verdict.outcome, where, now_s)
         self._failures.record(verdict.outcome, where, now_s=now_s)
         waits = device or self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
@@ -515,7 +515,7 @@ class Scheduler:
         starts = 0
         if end.began_s is not None:
             # A worker that was prepared ahead meets the device only when its gate is opened.
-            starts = failures.count(Repeated.START, start, max(end.began_s, worker.go_s))
+            starts = failures.count(Repeated.START, start, max(end.began_s, worker.gate_opened_s))
         # Every further device may fail as often as a chunk is tried.
         allowed = self._recovery.attempts * max(0, len(self.alive) - 1)
         fruitless = max(0, failures.count(Repeated.NO_PROGRESS) - allowed)
@@ -529,9 +529,9 @@ class Scheduler:
             any_text_succeeded=end.any_text_succeeded,
             output_has_vectors=bool(end.done) or self._outputs[task.output].known_good is not None,
             succeeded_before=(
-                start in failures.sound
+                start in failures.working_places
                 if verdict.before_first_batch
-                else task.output in failures.worked
+                else task.output in failures.stored_outputs
             ),
             bisecting=task.bisecting,
             in_flight=sum(text in end.in_flight for text in task.texts),
@@ -540,9 +540,9 @@ class Scheduler:
             waited_s=failures.waited_s(
                 verdict.outcome, waiting_device(verdict, device, node), now_s
             ),
-            failing_s=failures.lasts_s(Repeated.START, start, now_s),
+            failing_s=failures.since_first_s(Repeated.START, start, now_s),
             failed_starts=starts,
-            failed_canaries=failures.count(Repeated.CANARY, device, worker.go_s),
+            failed_canaries=failures.count(Repeated.CANARY, device, worker.gate_opened_s),
             given_up=failures.count(Repeated.GIVEN_UP),
             without_progress=fruitless,
             oom_singletons=failures.count(Repeated.OOM_SINGLETON, (task.output, task.chunk)),
@@ -570,13 +570,15 @@ class Scheduler:
         if step.counts is Repeated.OOM_SINGLETON:
             self._failures.record(Repeated.OOM_SINGLETON, (task.output, task.chunk))
         elif step.counts is Repeated.CANARY:
-            self._failures.record(Repeated.CANARY, device.number, worker.go_s, now_s)
+            self._failures.record(Repeated.CANARY, device.number, worker.gate_opened_s, now_s)
         elif step.counts is Repeated.START:
             if end.began_s is None:  # the template may be what is broken
                 device.cold_start = True
             else:
                 start = place_of_failed_start(verdict, device.number, device.node)
-                self._failures.record(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
+                self._failures.record(
+                    Repeated.START, start, max(end.began_s, worker.gate_opened_s), now_s
+                )
             device.paused_until_s = max(device.paused_until_s, due_s)
             # Other texts come first: they show whether it is the device, the model, or chance.
             due_s += step.delay_s
@@ -662,10 +664,10 @@ class Scheduler:
             elif (
                 worker.gate is GateState.OPEN
                 and self.last_s < math.inf
-                and not (worker.leaving or worker.ending)
+                and not (worker.asked_to_stop or worker.ending)
             ):
-                worker.leaving = True
-                self._add(AskToLeave(worker.number))
+                worker.asked_to_stop = True
+                self._add(AskToStop(worker.number))
 
     def _end_worker(self, worker: WorkerState) -> None:
         if not worker.ending:

@@ -47,7 +47,9 @@ class ResultStore:
         self._signals = run.signals
         self._clock = run.clock
         self._wait_timeout_s = wait_timeout_s
-        self.first_go_s: float | None = None  # when the first gate opened: rates count from then
+        self.first_gate_opened_s: float | None = (
+            None  # when the first gate opened: rates count from then
+        )
         self._said = set[str]()  # warnings: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="join")
@@ -165,7 +167,7 @@ class ResultStore:
         """
         output = self._outputs[number]
         ledger = output.ledger
-        if not ledger.facts or ledger.committed(chunk) or output.undone(chunk):
+        if not ledger.facts or ledger.committed(chunk) or output.pending_texts(chunk):
             return True
         try:
             if not ledger.commit_parts(chunk):
@@ -186,9 +188,9 @@ class ResultStore:
         output.texts_here += texts - before
         rate: float | None = None
         # Without the start-up, which comes once: it would make estimates too long for hours.
-        if self.first_go_s is not None:
+        if self.first_gate_opened_s is not None:
             done = sum(each.texts_here for each in self._outputs)
-            rate = round(done / max(1e-6, self._clock() - self.first_go_s), 3)
+            rate = round(done / max(1e-6, self._clock() - self.first_gate_opened_s), 3)
         committed = event.ChunkCommitted(
             output.name,
             chunk,
@@ -229,7 +231,7 @@ class ResultStore:
         spec = folder.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
-        if not frozenset(output.undone(task.chunk)).issuperset(texts):
+        if not frozenset(output.pending_texts(task.chunk)).issuperset(texts):
             return False
         verdict = judge(folder.evidence_of_end(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
