@@ -85,3 +85,15 @@ def test_a_log_is_explained(workplace: Workplace, monkeypatch: pytest.MonkeyPatc
     log = b"\xff\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(log)))
     assert workplace.call("explain", "-").stdout.startswith("illegal-memory-access\n")
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_another_system(
+    platform: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows and macOS are refused in one line, with where it runs."""
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(SystemExit) as ended:
+        chunkvisor.cli.main()
+    assert ended.value.code == 69
+    assert "On Windows use WSL2, on a Mac a container." in capsys.readouterr().err

@@ -72,6 +72,9 @@ def main() -> None:
     sys.excepthook = lambda _kind, error, _trace: print_lines(
         "".join(traceback.format_exception(error)).rstrip(), err=True
     )
+    if sys.platform != "linux":
+        what = f"chunkvisor needs Linux, and this is {sys.platform}"
+        _end(Halt(ExitCode.MACHINE, what, "On Windows use WSL2, on a Mac a container."))
     # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With
     # this it is 0.1 ms.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
