@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-package clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs release-check clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -111,7 +111,7 @@ bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="ch
 docs: $(DOCS)/.ready ## build the pages as a site with search, build/site/index.html; a wrong link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
-check-package: $(READY) ## build wheel and sdist into dist/, check both, and install the wheel with each extra in a fresh environment
+release-check: $(READY) ## build wheel and sdist into dist/, check both, install the wheel in fresh environments: with each extra, and for the quickstart with the lowest versions
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group package
 	$(BIN)/python -m build --quiet --outdir dist .

@@ -19,7 +19,7 @@ SMOKE = (
     "tests/unit",
     *(
         f"tests/process/test_{name}.py"
-        for name in ["resume", "status", "metrics", "plan", "report", "encode"]
+        for name in ["resume", "status", "outside", "plan", "report", "encode"]
     ),
 )
 TOOLS = ("hypothesis", "pyte", "pytest", "pytest-timeout", "pytest-xdist", "hatchling")
@@ -39,7 +39,7 @@ def main() -> int:
     arguments = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = lowest([*project["dependencies"], *extras["metrics"], *extras["notify"]])
+    wanted = lowest([*project["dependencies"], *extras["notify"]])
     folder = ROOT / ".lowest"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([arguments.python, "-m", "venv", str(folder)], check=True)

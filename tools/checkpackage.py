@@ -1,8 +1,11 @@
 """Installs the wheel of a folder in fresh environments, with each extra alone.
 
+Then runs the quickstart from it, with the lowest versions that pyproject.toml allows.
+
 `python tools/checkpackage.py dist`.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,10 +19,9 @@ HEAVY = ("worker", "ray")
 
 def main(folder: Path) -> int:
     """Return 0 if the wheel installs with each extra, and its command says its version."""
-    (wheel,) = folder.glob("*.whl")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-        "optional-dependencies"
-    ]
+    (wheel,) = folder.absolute().glob("*.whl")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
     for extra in ("", *extras):
         asked = f"{wheel}[{extra}]" if extra else str(wheel)
         with tempfile.TemporaryDirectory() as place:
@@ -30,7 +32,29 @@ def main(folder: Path) -> int:
             if not dry:
                 subprocess.run([python.with_name("chunkvisor"), "--version"], check=True)
         sys.stdout.write(f"installs: {wheel.name}[{extra}]\n")
+    required = [*project["dependencies"], *extras["worker"]]
+    quickstart(wheel, [each.replace(">=", "==", 1) for each in required])
     return 0
+
+
+def quickstart(wheel: Path, versions: list[str]) -> None:
+    """Do what `make quickstart` does, with the wheel and these versions in a fresh environment."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("quickstart", "configs"):
+            made = shutil.ignore_patterns("data", "cache")
+            shutil.copytree(ROOT / name, Path(place, name), ignore=made)
+        subprocess.run([sys.executable, "-m", "venv", f"{place}/venv"], check=True)
+        python = Path(place, "venv", "bin", "python")
+        asked = [f"{wheel}[worker,minilm]", *versions]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *asked], check=True)
+        for command in (
+            [python, "quickstart/harvest.py"],
+            [python, "quickstart/model.py"],
+            [python.with_name("chunkvisor"), "run", "configs/quickstart.yaml"],
+            [python, "quickstart/neighbours.py"],
+        ):
+            subprocess.run(command, cwd=place, check=True)
+    sys.stdout.write(f"the quickstart runs with: {' '.join(versions)}\n")
 
 
 if __name__ == "__main__":
