@@ -59,7 +59,7 @@ _MEANINGS = {
     "model": "Name of a model on the hub, or the path of a model folder.",
     "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds "
     "it done; the array is mapped from a file there, which changes to the array leave alone. None "
-    "= all is temporary, and the array is in memory.",
+    "= nothing is kept, and the array is in memory.",
     "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does "
     "in about 40 s.",
     "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the "
@@ -290,7 +290,7 @@ def write_texts(given: Any, folder: Path) -> Path | None:
         or not isinstance(given, Iterable)
     ):
         raise config_error(
-            f"texts is {type(given).__name__}, and not a list of texts",
+            f"texts is a {type(given).__name__}",
             "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] "
             "of a table.",
         )

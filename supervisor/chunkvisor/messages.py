@@ -77,7 +77,7 @@ ENTRIES: dict[str, Meaning] = {
         "chunk.size.",
     ),
     Outcome.CRASHED: Meaning(
-        "The worker died, or raised an error that chunkvisor does not know.",
+        "The worker died, or raised an unrecognized error.",
         "Finished batches are kept. The texts of the last one are tried again, then one by one; a "
         "text that fails alone twice is quarantined. No text is blamed for a fault before the "
         "first batch.",

@@ -181,7 +181,7 @@ def test_interrupted_work_goes_on() -> None:
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
         (
             SimpleNamespace(columns=["u"]),
-            r"texts is SimpleNamespace, and not a list of texts\ndo:  Give a list of",
+            r"texts is a SimpleNamespace\ndo:  Give a list of",
         ),
     ],
     ids=["surrogate", "frame"],
@@ -370,6 +370,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         block
         for page in pages
         for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        if "chunkvisor.sentence_transformers" not in block  # which a stand-in for torch cannot be
     ]
     assert len(blocks) >= 3
     script = "\n".join(blocks).replace("(3, 384)", "(3, 8)")

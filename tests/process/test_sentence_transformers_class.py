@@ -12,7 +12,7 @@ import pytest
 
 import modelkinds
 from chunkvisor.sentence_transformers import SentenceTransformer
-from harness import wait_for
+from harness import ROOT, wait_for
 
 pytestmark = pytest.mark.model
 
@@ -126,3 +126,12 @@ def test_a_script_that_was_killed_continues(folder: Path, tmp_path: Path) -> Non
 
     assert re.search(r"to do: [\d,]+ of 1,200 texts, (\d|1[01]) of 12 chunks", again.stderr)
     assert len([*tmp_path.glob("vectors/*")]) == 1
+
+
+def test_the_page_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the page does what it says, here with a model of 32 dimensions."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(from chunkvisor.sentence.*?)```", page, re.DOTALL)
+    (tmp_path / "model").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace("(2, 384)", "(2, 32)"), {})

@@ -122,7 +122,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ),
             130,
             [
-                "stopped: it was interrupted (Ctrl-C, SIGINT)",
+                "stopped by Ctrl-C (SIGINT); finished work is kept",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
                 f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min later",

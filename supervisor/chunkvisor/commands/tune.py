@@ -253,7 +253,7 @@ def _sample_texts(table: StagedTable, count: int) -> list[str]:
 def tune_lines(tuned: dict[str, Any]) -> list[str]:
     """Return the table of candidates, the recommended one marked, and what to do."""
     row = "{:<2}{:<10}{:<19}{:>7}{:>9}{:>10}{:>9}{:>9}{:>11}{:>8}".format
-    heads = "dtype,attention,tokens,workers,texts/s,cosine,least,all of it,cost"
+    heads = "dtype,attention,tokens,workers,texts/s,mean cos,lowest,in all,cost"
     lines = [row("", *heads.split(","))]
     for each in tuned["candidates"]:
         cells = [str(value or "auto") for value in each["settings"].values()]

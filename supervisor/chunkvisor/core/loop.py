@@ -162,7 +162,7 @@ class Loop:
             how = "finishing the chunks in progress"
             if until_s is not None:
                 left_s = max(0.0, until_s - self._clock())
-                how = f"saving within {human_time(left_s)} what they have done"
+                how = f"workers save and exit within {human_time(left_s)}"
             self._emit(event.Draining(signals.why, how))
             self._execute(self._scheduler.stop(until_s))
         if signals.stopping:

@@ -90,7 +90,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
     now = replace(now, chunk_size=wanted.chunk_size(name), anew=wanted.from_scratch)
     if generation > 1:
         rows = counted(now.identity.rows, "row")
-        wanted.emit_note(f"{name}: this is generation {generation}, of {rows}")
+        wanted.emit_note(f"{name}: rebuilding {rows}; an earlier file stays until this is complete")
     write_record(staging.identity, now)  # with it the name of the table is on the disk
     staging.state.rename(layout.at_generation(generation).state)
     sync_folder(layout.home)

@@ -27,7 +27,7 @@ def _by_device(name: str) -> Callable[[Snapshot], Value]:
 
 METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
     "exit_code": (
-        "Of the last run; -1 while it runs.",
+        "Exit code of the last run; -1 while running.",
         lambda now: now.state.ending.code if now.state.ending else -1,
     ),
     "written_timestamp_seconds": (

@@ -31,9 +31,9 @@ _DONE = (0, 3)
 """Exit codes of a run that has come to the end of its work."""
 _KILLED = "its process was killed, the machine went down, or the disk was full"
 _STOPPED = {
-    3: "the next run tries the rows without a vector again",
-    130: "it was interrupted (Ctrl-C, SIGINT)",
-    143: "it was stopped by SIGTERM",
+    3: "stopped: the next run tries the rows without a vector again",
+    130: "stopped by Ctrl-C (SIGINT); finished work is kept",
+    143: "stopped by SIGTERM; finished work is kept",
 }
 _NEWS = 5  # lines of news that are shown at first
 
@@ -284,7 +284,7 @@ def _state_lines(status: Status, now: Snapshot, workdir: Path, elsewhere: bool) 
     if status.state is State.HALTED:
         yield "halted"
     elif ending:
-        yield f"stopped: {_STOPPED.get(ending.code, f'the last run ended with code {ending.code}')}"
+        yield _STOPPED.get(ending.code, f"stopped: the last run ended with code {ending.code}")
     else:
         kept = any(output.rows_done for output in status.outputs.values())
         yield f"stopped: {_KILLED}{KEPT if kept else ''}"
@@ -335,7 +335,8 @@ def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
             yield f"{name}: {rate} texts/s while computing, idle {idle:.1f} % between chunks"
     if now.state.first_go_s is not None:
         start = human_time(sum(status.start_s.values()))
-        yield "; ".join([f"before the first batch: {start}", *_phases_in_words(status.start_s)])
+        phases = ", ".join(_phases_in_words(status.start_s))
+        yield f"{start} before the first batch" + (f" ({phases})" if phases else "")
     spent = _phases_in_words(status.phases_s)
     if spent:
         yield f"all workers together: {'; '.join(spent)}"

@@ -161,8 +161,9 @@ class Opening:
         fixed = found.fixed
         assert fixed
         if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            size = f"{fixed.chunk_size:,}"
-            wanted.emit_note(f"{name}: keeps chunks of {size} texts, as its first run began")
+            asked = self._config.effective_chunk_size(name)
+            began = f"this output began with {fixed.chunk_size:,}"
+            wanted.emit_note(f"{name}: chunk.size={asked} is ignored: {began}")
         table = StagedTable.open(layout.table)
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *plan_and_fingerprint(reuse, fixed))

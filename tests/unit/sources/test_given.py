@@ -47,14 +47,14 @@ def test_what_is_taken(tmp_path: Path, given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("a text", r"texts is str, .*\ndo:  Give a list of strings"),
-        ({"one", "two"}, "texts is set, and"),
+        ("a text", r"texts is a str.*\ndo:  Give a list of strings"),
+        ({"one", "two"}, "texts is a set"),
         (["a", 3], r"texts\[1\] is not a string: int 3"),
         ([np.float32("nan")], r"texts\[0\] is not a string: float32 .*\ndo:  .*fillna"),
         (ROWS, r"texts\[0\] is not a string: dict .*\ndo:  .*of rows, one of their keys"),
-        ({"text": TEXTS}, "texts is dict, and"),
-        (FRAME, r"texts is DataFrame, and not a list of texts\ndo:  .*table\['name'\] of a table"),
-        (pyarrow.table({"text": TEXTS}), "texts is Table, and"),
+        ({"text": TEXTS}, "texts is a dict"),
+        (FRAME, r"texts is a DataFrame\ndo:  .*table\['name'\] of a table"),
+        (pyarrow.table({"text": TEXTS}), "texts is a Table"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: Any, words: str) -> None:

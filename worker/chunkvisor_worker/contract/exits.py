@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     GPU_BUSY = "gpu_busy"  # another process holds the GPU: wait
     SETUP = "setup"  # driver, packages, model or configuration are wrong: every worker would fail
     HOST_OOM = "host_oom"  # the machine ran out of memory, threads or file descriptors
-    CRASHED = "crashed"  # it died, or raised something that chunkvisor does not know
+    CRASHED = "crashed"  # it died, or raised an unrecognized error
     HUNG = "hung"  # it made no progress and was ended
     BAD_INPUT = "bad_input"  # a text cannot be encoded by this model
     # it claimed success but its vectors are missing, misshapen, not finite or all zero

@@ -381,7 +381,7 @@ _OF_GPUS = (
     ),
     device_fault(
         "cuda-error",
-        "A CUDA call failed with an error that chunkvisor does not know.",
+        "A CUDA call failed with an unrecognized error.",
         "Look the error up in NVIDIA's documentation, and look for Xid messages in the kernel's "
         "log.",
         *_CUDA_ERROR,
