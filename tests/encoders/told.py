@@ -8,8 +8,11 @@ at once would fail.
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 
 import good
 
@@ -80,9 +83,25 @@ def hold_the_gil():
     ctypes.PyDLL(None).sleep(3600)
 
 
+def start_child(**options):
+    """Start a process whose environment is empty, leave its pid in the attempt's folder, and hang."""
+    child = subprocess.Popen(["sleep", "3600"], env={}, **options)
+    (Path(sys.argv[1]) / "child").write_text(str(child.pid))
+    sleep()
+
+
+def start_silent_child():
+    start_child(stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+
+
+def start_daemon():
+    start_child(start_new_session=True)
+
+
 DEEDS = {deed.__name__: deed for deed in (segfault, leave, kill_template, stop_template)}
-DEEDS |= {"sleep": sleep, "hold_the_gil": hold_the_gil}
-DEADLY = (segfault, leave, sleep, hold_the_gil)
+STARTING = (start_silent_child, start_daemon)
+DEEDS |= {deed.__name__: deed for deed in (sleep, hold_the_gil, *STARTING)}
+DEADLY = (segfault, leave, sleep, hold_the_gil, *STARTING)
 
 
 def make(model, device):

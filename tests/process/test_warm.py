@@ -13,7 +13,7 @@ import pytest
 from chunkvisor.engine import local
 from chunkvisor.engine.process import thread_count
 from chunkvisor_worker.contract.exits import WorkerExit
-from harness import MARK, Workplace, bearing, kill, local_engine_only, wait_for
+from harness import MARK, Workplace, bearing, kill, lives, local_engine_only, wait_for
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -181,9 +181,7 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
 
 @pytest.mark.parametrize("deed", ["sleep", "hold_the_gil"])
 def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
-    """Template and workers end; a worker that cannot listen to its lifeline is ended by the next
-    run.
-    """
+    """Template and workers end, a worker that cannot listen to its lifeline as well."""
     prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
     run = workplace.begin()
     wait_for((workplace.folder / f"done-{deed}").exists)
@@ -191,9 +189,31 @@ def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> No
 
     kill(run)
 
-    if deed == "hold_the_gil":
-        assert "left behind by an earlier run" in workplace.ends(0).stderr
     wait_for(lambda: not bearing(os.environ[MARK]))
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+@pytest.mark.parametrize("deed", ["start_silent_child", "start_daemon"])
+def test_no_child_of_a_worker_outlives_a_killed_parent(
+    workplace: Workplace, deed: str, start: str
+) -> None:
+    """What an encoder has started ends at once; if it has left the worker's group, the next run
+    ends it. An environment that was emptied hides neither.
+    """
+    prepare(workplace, [deed, *PLAIN], start)
+    run = workplace.begin()
+    wait_for(lambda: any(workplace.hidden.glob("outputs/*/*/attempts/*/*/child")))
+    (path,) = workplace.hidden.glob("outputs/*/*/attempts/*/*/child")
+    wait_for(path.read_text)
+    child = int(path.read_text())
+
+    kill(run)
+
+    if deed == "start_daemon":
+        assert lives(child)
+        assert "left behind by an earlier run" in workplace.ends(0).stderr
+        assert not lives(child)
+    wait_for(lambda: not lives(child))
 
 
 def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:

@@ -360,4 +360,4 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
 
 
 def _create(path: Path, flags: int) -> FileIO:
-    return open(open_own(path, os.O_RDWR | flags), "r+b", buffering=0)
+    return open(open_own(path, os.O_RDWR | os.O_CREAT | flags), "r+b", buffering=0)

@@ -34,7 +34,13 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
-from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, exit_now
+from chunkvisor_worker.liveness import (
+    BeatWriter,
+    be_first_victim,
+    die_with_parent,
+    exit_now,
+    kill_group_with_parent,
+)
 
 # Threads that a fork may leave behind: jemalloc, which pyarrow brings, does without in the child.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
@@ -88,8 +94,7 @@ class Template:
 
         `fds` are the worker's standard input and its log. The template's own descriptors are
         closed; what an import has opened stays open. Without PR_SET_PDEATHSIG, which would end the
-        worker with the template: when the parent is gone, the end of standard input ends this
-        process, or the next run does (a library may never release the GIL).
+        worker with the template.
         """
         try:
             os.setsid()
@@ -102,6 +107,7 @@ class Template:
             for name in order.removed:
                 os.environ.pop(name, None)
             os.environ.update(order.environment)
+            kill_group_with_parent()
             sys.argv[1:] = [order.folder]
             use = find_gpu_use()
             if use:

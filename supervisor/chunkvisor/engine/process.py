@@ -1,6 +1,7 @@
 """The environment, start and end of worker processes, fresh or warm, here or on a node."""
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from chunkvisor.devices.gpu import CPU, Device
-from chunkvisor_worker.contract.exits import PARENT_PID, RUN_ID
+from chunkvisor_worker.contract.exits import PARENT_PID, PARENT_PIPE, RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
 
 # The longest wait for killed processes: in uninterruptible sleep they survive the kill.
@@ -66,6 +67,13 @@ def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
     return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
 
 
+@functools.cache
+def _open_pipe(pid: int) -> str:
+    """Return the path of a pipe that is open as long as this process lives."""
+    reading, _ = os.pipe()
+    return f"/proc/{pid}/fd/{reading}"
+
+
 def worker_environment(
     base: Mapping[str, str],
     device: Device,
@@ -90,6 +98,7 @@ def worker_environment(
         **extra,
         RUN_ID: run_id,
         PARENT_PID: str(os.getpid()),
+        PARENT_PIPE: _open_pipe(os.getpid()),
     }
     if blocking_launches:
         environment["CUDA_LAUNCH_BLOCKING"] = "1"
@@ -127,17 +136,24 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def end_orphans(*run_ids: str) -> list[int]:
-    """Kill every process here that one of these finished runs has started; return their pids.
+def end_orphans(folder: Path, run_id: str) -> list[int]:
+    """Kill every process here that this finished run has started; return their pids.
 
-    Workers end when their parent dies. What may be left is what they have started, or a worker
-    that hangs in the kernel.
+    Workers end when their parent dies, with their groups. What may be left is a process that has
+    left its group, or one that hangs in the kernel. It has the run's id in its environment; or, if
+    that was emptied, its output goes to a log in `folder`.
     """
+    logs = f"{folder.resolve()}/"
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            run_id = process.environ().get(RUN_ID)
-            if run_id and run_id in run_ids and process.pid != os.getpid():
+            streams = (
+                str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (1, 2)
+            )
+            ours = process.environ().get(RUN_ID) == run_id or any(
+                stream.startswith(logs) for stream in streams
+            )
+            if ours and process.pid != os.getpid():
                 process.kill()
                 found.append(process)
     psutil.wait_procs(found, timeout=_DEATH_S)

@@ -63,10 +63,10 @@ def run(request: Request, observer: Observer) -> ExitCode:
 
             emit = report
             # Also ends what a worker has started in another process group.
-            stack.callback(end_orphans, run_id)
+            stack.callback(end_orphans, layout.hidden, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
             if previous and previous.has_ended:
-                orphans = end_orphans(previous.run_id)
+                orphans = end_orphans(layout.hidden, previous.run_id)
                 if orphans:
                     ended = counted(len(orphans), "worker")
                     emit(Note(f"ended {ended} left behind by an earlier run"))

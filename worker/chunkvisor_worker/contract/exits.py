@@ -7,6 +7,8 @@ from enum import IntEnum, StrEnum
 RUN_ID = "CHUNKVISOR_RUN_ID"
 # Set for a worker whose standard input is a gate and a lifeline; not set for one run by hand.
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
+# The path of a pipe that the parent holds open, and that the kernel closes when the parent ends.
+PARENT_PIPE = "CHUNKVISOR_PARENT_PIPE"
 # Folders of provoked faults, separated as in PATH; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
 # The file in which the first worker on a CPU writes the kernel that it chose, for all later ones.

@@ -194,7 +194,7 @@ class Agent:
             each.worker.signal(signal.SIGKILL)
         if self._engine is not None:
             self._engine.close()
-        end_orphans(self._mark)
+        end_orphans(self._scratch, self._mark)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     # --- its workers
