@@ -235,12 +235,12 @@ class Lanes:
             pool = ThreadPoolExecutor(self.count, "lane", torch.set_num_threads, (self.threads,))
         try:
             for indices in batches:
-                single = pool is not None and len(indices) == 1
+                single = pool and len(indices) == 1
                 while under_way and single:
                     yield oldest()
                 if not begins(indices):
                     break
-                if pool is None or single:
+                if not pool or single:
                     wait = start(indices)
                 else:
                     wait = pool.submit(lambda batch: start(batch)(), indices).result
@@ -250,7 +250,7 @@ class Lanes:
             while under_way:
                 yield oldest()
         finally:
-            if pool is not None:
+            if pool:
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -268,7 +268,7 @@ def lanes_for(threads: int, batches: int, products: float) -> Lanes:
 
 def is_stateless(model: Any) -> bool:
     """Say whether several forward passes of this plain text model may be under way at once."""
-    if importlib.util.find_spec(_THREAD_SAFE) is None:
+    if not importlib.util.find_spec(_THREAD_SAFE):
         return False
     transformer = model.transformers_model
     # A name, or one for each kind of layer.

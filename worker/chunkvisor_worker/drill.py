@@ -80,7 +80,7 @@ def _nan_row(files: AttemptFiles) -> None:
 
 def _torch_on_gpu() -> Any:
     torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
+    return torch if torch and torch.cuda.is_initialized() else None
 
 
 # Each fault is an exception that is raised, or a function that brings the fault about or returns
@@ -192,7 +192,7 @@ def tripwire_for(files: AttemptFiles, spec: Spec) -> Tripwire | None:
     """Return the beat of an attempt with a fault to provoke, the first of several; else None."""
     for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
         fault = read_message(ProvokedFault, AttemptFiles(folder).fault)
-        if fault is None or fault.name not in SABOTAGES:  # the test that asked for it has ended
+        if not fault or fault.name not in SABOTAGES:  # the test that asked for it has ended
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
         if here and (

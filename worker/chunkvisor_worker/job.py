@@ -151,7 +151,7 @@ class VectorFile:
 
         Raises BadOutputError if a text has no vector.
         """
-        if self._file is None or self.left:
+        if not self._file or self.left:
             raise BadOutputError(
                 f"the encoder left {self.left} of {len(self._filled)} texts without a vector"
             )
@@ -167,7 +167,7 @@ class VectorFile:
     def close(self) -> None:
         """Close the files; a worker that fails just ends."""
         self._log.close()
-        if self._file is not None:
+        if self._file:
             self._file.close()
 
     def _log_line(self, line: BatchLine) -> None:
@@ -215,12 +215,12 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     """
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
-    if spec is None:
+    if not spec:
         exit_now(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
     if spec.threads:
         # For a worker run by hand: a supervised one has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
-        if encoder is not None:
+        if encoder:
             _begin_anew(spec.threads)
     gate = None
     if os.environ.get(PARENT_PID):
@@ -246,11 +246,11 @@ def _begin_anew(threads: int) -> None:
     # A template has one thread; another number was chosen by the user's own code, and stays. torch
     # is asked first: its answer is OpenMP's, which threadpoolctl changes.
     torch = sys.modules.get("torch")
-    untouched = torch is not None and torch.get_num_threads() == 1
+    untouched = torch and torch.get_num_threads() == 1
     # Without that package, a numpy that the template has loaded multiplies with one thread.
     with contextlib.suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(threads)
-    if torch is not None and untouched:
+    if torch and untouched:
         torch.set_num_threads(threads)
     # Python re-seeds `random` after a fork; torch has the same seed in every process.
     generators = sys.modules.get("numpy.random")

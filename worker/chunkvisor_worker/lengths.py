@@ -148,13 +148,13 @@ def main() -> None:
     files = AttemptFiles(folder)
     die_with_parent()
     request = read_message(LengthsRequest, files.spec)
-    if request is None:
+    if not request:
         exit_now(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
         model = request.model
         path = model.path
         use_hub(model)
-        if path is None:
+        if not path:
             from huggingface_hub import snapshot_download
 
             path = snapshot_download(

@@ -73,7 +73,7 @@ class Gate:
         with contextlib.suppress(OSError), open(self._lifeline, "rb") as lines:
             for line in lines:
                 limits = from_json(Limits, line)
-                if limits is not None:
+                if limits:
                     self._lines.put(limits)
                 self.leaving = self.leaving or line == LEAVE
         # The parent is gone: end this process, and with it whatever it has started.
@@ -187,7 +187,7 @@ class BeatWriter:
 
         `tokens` includes padding; 0 = unknown.
         """
-        if self.on_batch is not None:
+        if self.on_batch:
             self.on_batch(indices)
         if self.beat.batch_rows == 0:
             # Written at once: the largest batch comes first, and the kernel may kill over it.

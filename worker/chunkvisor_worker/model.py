@@ -115,7 +115,7 @@ class LoadLog(logging.Handler):
 
 def use_hub(spec: ModelSpec) -> None:
     """Have libraries that are imported later find the commits in the cache `spec.hub`, offline."""
-    if spec.hub is not None and Path(spec.hub).is_dir():
+    if spec.hub and Path(spec.hub).is_dir():
         places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
         os.environ |= places | {"HF_HUB_OFFLINE": "1"}
 
@@ -144,7 +144,7 @@ def load_model(spec: ModelSpec, device: str, load_log: LoadLog) -> Any:
                 model_kwargs=model_kwargs,
                 **own,
             )
-        if spec.pooling is not None:  # instead of the one that the library has made up
+        if spec.pooling:  # instead of the one that the library has made up
             from sentence_transformers.sentence_transformer.modules import Pooling
 
             del model[1:]
@@ -209,10 +209,9 @@ def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
     saved = read_json(folder / "modules.json", list) or [{}]
     for module, entry in zip(model, saved, strict=False):
         place = Path(str(entry.get("path", "")))
+        routes = read_json(folder / place / "router_config.json").get("structure")
         # The Router was called Asym before, and had its routes in config.json.
-        names = ("config.json", "router_config.json")
-        found = [read_json(folder / place / name).get("structure") for name in names]
-        routes = found[-1] or found[0] or {}
+        routes = routes or read_json(folder / place / "config.json").get("structure") or {}
         for route, parts in routes.items():
             yield from zip(module.sub_modules[route], map(place.joinpath, parts), strict=False)
         if not routes:

@@ -115,7 +115,7 @@ class PluginEncoder:
         with np.errstate(over="ignore"):  # the parent finds an infinity
             vectors: Vectors = returned.astype(np.float32, copy=False)
         width = self.wanted.truncate_dim
-        if width is not None:
+        if width:
             if width > vectors.shape[1]:
                 raise BadOutputError(
                     f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} "

@@ -80,7 +80,7 @@ def main() -> None:
     """Parse the one argument, probe, exit."""
     die_with_parent()
     report = probe(Path(sys.argv[1]))
-    exit_now(WorkerExit.DONE if report.fault is None else WorkerExit.FAULT)
+    exit_now(WorkerExit.FAULT if report.fault else WorkerExit.DONE)
 
 
 if __name__ == "__main__":

@@ -345,7 +345,7 @@ class SentenceTransformerEncoder:
             versions["cuda"] = torch.version.cuda
         return Facts(
             self._dimension,
-            str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else "",
+            str(self._model.dtype).removeprefix("torch.") if self._model.dtype else "",
             max_length(self._model),
             versions,
             self._linear,
@@ -387,12 +387,12 @@ class SentenceTransformerEncoder:
         asked = self.wanted.truncate_dim
         self._model.truncate_dim = None  # so that the library says the full dimension
         full = self._model.get_embedding_dimension()
-        if asked is not None and full is not None and asked > full:
+        if asked and full and asked > full:
             raise ValueError(
                 f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions "
                 "only"
             )
-        self._model.truncate_dim = self._truncate_dim if asked is None else asked
+        self._model.truncate_dim = asked or self._truncate_dim
         self._prompt = chosen_prompt(
             self.wanted, self._model.prompts, self._model.default_prompt_name
         )
@@ -499,7 +499,7 @@ class SentenceTransformerEncoder:
         with torch.inference_mode():
             vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
-            if self._model.truncate_dim is not None:
+            if self._model.truncate_dim:
                 vectors = vectors[..., : self._model.truncate_dim]
             if self.wanted.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)

@@ -70,7 +70,7 @@ class Template:
                 if not data:
                     return
                 order = from_json(TemplateOrder, data)
-                if order is not None and len(fds) == 2:
+                if order and len(fds) == 2:
                     self._fork(order, fds, poll)
                 for received in fds:
                     os.close(received)
@@ -200,7 +200,7 @@ class ShownGpu(importlib.abc.MetaPathFinder):
 def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, str]:
     """Return (the loaded encoder, "") or (None, why no worker can be forked from this process)."""
     spec = read_message(TemplateSpec, files.spec)
-    if spec is None:
+    if not spec:
         return None, f"{files.spec} is missing or is not a spec"
     try:
         progress.phase(Phase.IMPORT)
@@ -234,7 +234,7 @@ def main() -> None:
     files = AttemptFiles(Path(sys.argv[1]))
     progress = BeatWriter(files.beat)
     encoder, unfit = _load(files, progress)
-    if encoder is None:
+    if not encoder:
         orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.FAULT)
     progress.phase(Phase.READY)

@@ -143,8 +143,8 @@ def _gpus_of_torch(environment: Mapping[str, str]) -> tuple[list[Device], str]:
     except OSError as error:
         return [], str(error)
     report = reading.report
-    if report is None or report.fault is None:
-        gpus = report.gpus if report is not None else ()
+    if not report or not report.fault:
+        gpus = report.gpus if report else ()
         found = [
             Device("cuda", str(index), gpu.name, gpu.total_bytes, gpu.capability)
             for index, gpu in enumerate(gpus)
@@ -283,7 +283,7 @@ def unfit_dtype(
 
     None if it may, or if dtype or card are unknown.
     """
-    if card is None or card.capability is None:
+    if not card or not card.capability:
         return None
     better = advised_dtype(model_type, card)
     mend = f"set model.dtype to {better}"
@@ -297,7 +297,7 @@ def unfit_dtype(
             "have: attention is emulated, slowly, and needs memory for all pairs of tokens of a "
             "text"
         )
-    elif dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
+    elif dtype == Dtype.FLOAT16 and model_type and _overflows(model_type):
         why = f"float16, in which models of the kind {model_type} overflow to NaN"
     return (f"the model computes in {why}", mend) if why else None
 

@@ -116,7 +116,7 @@ def judge_gpu(
             Health.BROKEN,
             "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine",
         )
-    if _BAD_ACTION.fullmatch(reading.recovery_action.lower()) is not None:
+    if _BAD_ACTION.fullmatch(reading.recovery_action.lower()):
         return HealthReport(
             Health.BROKEN, f"the driver asks for a recovery action: {reading.recovery_action}"
         )
@@ -203,7 +203,7 @@ class DeviceHandle:
 
     def start_reading(self) -> None:
         """Begin a reading, unless one is in progress or the device cannot be read."""
-        if self.is_readable and self.pending is None:
+        if self.is_readable and not self.pending:
             self.pending = self._start(self.device.uuid)
 
     def judge(
@@ -214,7 +214,7 @@ class DeviceHandle:
         None if no reading is in progress. `ours` are the pids of our workers on it. The `first`
         reading is that before our first worker: what is in use then is not waited for.
         """
-        if self.pending is None:
+        if not self.pending:
             return None
         reading = self.pending.result()
         self.pending = None
@@ -253,7 +253,7 @@ class DeviceHandle:
             return OtherProcesses.UNKNOWN
         if siblings:
             return OtherProcesses.SIBLING
-        if figures is not None:
+        if figures:
             came_bytes = figures.others_bytes - self._before_bytes
             missing_bytes = figures.wanted_bytes - figures.free_bytes
             return (
@@ -319,7 +319,7 @@ class DeviceHandles:
     def poll(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
         """Report readings that are done; `pids()` has our workers' pids, by device number."""
         for handle in self.alive:
-            if handle.pending is not None and handle.pending.done():
+            if handle.pending and handle.pending.done():
                 ours = pids().get(handle.number, frozenset())
                 self._report(handle, handle.judge(ours, self._emit), False)
 
@@ -344,4 +344,4 @@ class DeviceHandles:
             self._report(handle, None, True)
         self.last_halt = halt or self.last_halt
         if name:
-            self._emit((NodeSetAside if halt is not None else NodeLost)(name, len(self.alive), why))
+            self._emit((NodeSetAside if halt else NodeLost)(name, len(self.alive), why))

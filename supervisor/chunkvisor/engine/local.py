@@ -292,15 +292,15 @@ class LocalEngine:
 
     def receive(self, wait_s: float = 0.0) -> None:
         """Take in the template's messages; wait for the first of them, `wait_s` at most."""
-        while self._socket is not None and readable(self._socket.fileno(), wait_s):
+        while self._socket and readable(self._socket.fileno(), wait_s):
             wait_s = 0.0
             try:
                 data, pidfds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
             except OSError:
                 data = b""
             news = from_json(TemplateNews, data)
-            if news is None:
-                assert self._template is not None
+            if not news:
+                assert self._template
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
@@ -311,11 +311,11 @@ class LocalEngine:
                     self.give_up_template(f"it ended with {describe_exit(code)}")
             elif news.phase_s is not None:
                 self._loaded = True
-                assert self._template is not None
+                assert self._template
                 self._emit(TemplateReady(self._template.pid, phase_s=news.phase_s))
-            elif news.unfit is not None:
+            elif news.unfit:
                 self.give_up_template(news.unfit)
-            elif news.ended is not None:
+            elif news.ended:
                 self.returncodes[news.ended] = news.returncode
             else:
                 self._forked = (news.forked or 0, *pidfds)
@@ -335,7 +335,7 @@ class LocalEngine:
         self._forked = ()
         deadline_s = time.monotonic() + ANSWER_S
         try:
-            assert self._socket is not None
+            assert self._socket
             with open(files.log, "ab") as log:
                 socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
             while not self._forked and not self.failure:
@@ -358,7 +358,7 @@ class LocalEngine:
 
         With `workers.start: warm`, `poll` raises Halt.
         """
-        if self._socket is not None:
+        if self._socket:
             self.failure = why
             self.close()
             if self._settings.start is not Start.WARM:
@@ -378,7 +378,7 @@ class LocalEngine:
             code = ExitCode.TRY_AGAIN if self._killed else ExitCode.CONFIG
             remedy = "Write"
             fault = read_message(Fault, self._files.fault)
-            if fault is not None:
+            if fault:
                 rule = diagnose(fault).rule
                 code = ExitCode(rule.exit_code or code)
                 remedy = f"{rule.remedy} Or write"
@@ -392,7 +392,7 @@ class LocalEngine:
 
     def descriptors(self) -> list[int]:
         """See Engine."""
-        return [self._socket.fileno()] if self._socket is not None else []
+        return [self._socket.fileno()] if self._socket else []
 
     def is_preparing(self, _handle: DeviceHandle) -> bool:
         """See Engine."""
@@ -413,7 +413,7 @@ class LocalEngine:
         )
         if not fresh and self.warm:
             worker = self._fork(files, environment)
-            if worker is not None:
+            if worker:
                 return worker
             self.poll()  # it may have failed
         return _FreshWorker(files, environment)
@@ -434,8 +434,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """See Engine."""
-        if self._socket is not None:
+        if self._socket:
             self._socket.close()
             self._socket = None
-            if self._template is not None:
+            if self._template:
                 end(self._template)

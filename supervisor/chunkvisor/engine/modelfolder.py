@@ -225,7 +225,7 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
 
     None for a plug-in or a model that is not here yet. Raises Halt (78) for the first fault.
     """
-    if folder is None or config.model.is_plugin:
+    if not folder or config.model.is_plugin:
         return []
     model = config.model
     here = Path(folder)
@@ -277,8 +277,7 @@ def _check_prompts(
             raise config_error(
                 f"{key}: the model {model.name} has no prompt {name!r}",
                 "Set it to one that the model has; or take it out, and set encode.prompt to the "
-                'text itself, "" '
-                "for none.",
+                'text itself, "" for none.',
                 why=f"it has {', '.join(map(repr, known)) or 'none'}",
             )
     default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")

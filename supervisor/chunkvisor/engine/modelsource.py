@@ -108,7 +108,7 @@ def _stamp_files(
     for path in _files_of(folder):
         on_wait()
         old = known.get(str(path))
-        stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
+        stamps[str(path)] = old if old and old.untouched(path) else stamp_file(path)
     return stamps
 
 
@@ -174,7 +174,7 @@ def resolve_hub(
     it does not have `what`.
     """
     pinned = None if anew else pinned_source(cache, wanted)
-    if pinned is not None and pinned.path is not None:
+    if pinned and pinned.path:
         return pinned
     revision = pinned.revision if pinned else wanted.asked
     failed_s: float | None = None
@@ -234,7 +234,7 @@ def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
     """Return the commit that this workdir has fixed, if any; its path is None if it is gone."""
     asked = (wanted.name, wanted.asked)
     pin = next((each for each in read_models(cache).pins if (each.name, each.asked) == asked), None)
-    if pin is None:
+    if not pin:
         return None
     return ModelSource(pin.path if Path(pin.path).is_dir() else None, pin.revision)
 
@@ -302,7 +302,7 @@ def known_source(model: ModelConfig, cache: Path) -> ModelSource | None:
             f"there is no model folder {model.name} here, and no hub id looks like that",
             NAME_REMEDY,
         )
-    if found is None or found.path is None:
+    if not found or not found.path:
         return None
     found.hub = str(cache.with_name("hub"))
     return found

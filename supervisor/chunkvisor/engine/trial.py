@@ -68,7 +68,7 @@ def try_texts(
     recovery = RecoveryConfig()
     env: Mapping[str, str] = {}
     path: tuple[str, ...] = ()
-    if loaded is not None:
+    if loaded:
         recovery = loaded.config.recovery
         env = loaded.config.env | loaded.config.secret_env
         path = (str(loaded.folder),)
@@ -127,7 +127,7 @@ def try_texts(
         np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     )
     trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
-    if result is None:
+    if not result:
         return trial
-    notes = result.facts.loaded.notes if result.facts.loaded is not None else ()
+    notes = result.facts.loaded.notes if result.facts.loaded else ()
     return replace(trial, phase_s=result.phase_s, dtype=result.facts.dtype, notes=notes)

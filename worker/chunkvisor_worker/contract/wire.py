@@ -95,7 +95,7 @@ def _build(kind: Any, value: Any) -> Any:
 def read_beat(path: Path) -> Beat | None:
     """Return the beat in the file; None if there is none, or it is being written."""
     beat = read_message(Beat, path)
-    return beat if beat is not None and beat.end == beat.seq else None
+    return beat if beat and beat.end == beat.seq else None
 
 
 @frozen
@@ -121,13 +121,13 @@ def read_batch_log(path: Path) -> BatchRecord:
     written = []
     for line in (read_bounded(path) or b"").splitlines(keepends=True):
         said = from_json(BatchLine, line) if line.endswith(b"\n") else None
-        if said is None:
+        if not said:
             break
         if said.rows is not None:
             begun.append(said.rows)
-        elif said.facts is not None:
+        elif said.facts:
             facts = said.facts
-        elif said.digest is not None and facts is not None and begun:
+        elif said.digest and facts and begun:
             rows = begun.pop(0)
             if rows:
                 written.append((rows, said.digest))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import find_devices
 from chunkvisor.devices.handles import DeviceHandle, Site
 from chunkvisor.engine.engine import Worker
@@ -45,7 +44,7 @@ _BEAT_S = 1.0  # between two beats that are sent, unless the worker calls
 
 def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
     """Find the model's files on this node, or download them. Raises OSError, Halt if it cannot."""
-    if model.path is None:
+    if not model.path:
         return ModelSource(None, model.revision)
 
     def download(wanted: Repository, what: str) -> ModelSource:
@@ -124,8 +123,8 @@ class Agent:
 
     def _get_ready(self) -> NodeReport:
         terms = self._terms
-        if terms is None or terms.version != VERSION:
-            theirs = terms.version if terms is not None else "another version"
+        if not terms or terms.version != VERSION:
+            theirs = terms.version if terms else "another version"
             raise _unfit(
                 f"it has {VERSION}, the parent has {theirs}",
                 "Install the same versions on all nodes.",
@@ -142,7 +141,7 @@ class Agent:
         model = replace(terms.template.model, path=found.path, hub=found.hub)
         template = replace(terms.template, model=model)
         settings = WorkerSettings(
-            Start(terms.start), self._mark, others, terms.env, template, folder, terms.startup_s
+            terms.start, self._mark, others, terms.env, template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._report_event)
         self._handles = [
@@ -156,18 +155,18 @@ class Agent:
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` has the files for the folder of a worker to be started."""
         told = from_json(NodeOrder, order)
-        assert told is not None
+        assert told
         if told.folder:
             self._launch(told, files)
             return
         running = self._running.get(told.worker)
-        if running is None:
+        if not running:
             return  # it has ended meanwhile
-        if told.gate is not None:
+        if told.gate:
             running.worker.open_gate(told.gate)
         elif told.leave:
             running.worker.ask_to_stop()
-        elif told.signal is not None:
+        elif told.signal:
             running.worker.signal(signal.Signals(told.signal))
 
     async def news(self) -> list[bytes]:
@@ -192,7 +191,7 @@ class Agent:
         """End all workers, and remove all files."""
         for each in self._running.values():
             each.worker.signal(signal.SIGKILL)
-        if self._engine is not None:
+        if self._engine:
             self._engine.close()
         end_orphans(self._scratch, self._mark)
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -218,14 +217,14 @@ class Agent:
     def _launch(self, told: NodeOrder, contents: dict[str, bytes]) -> None:
         files = AttemptFiles(self._scratch / f"{told.worker}")
         engine = self._engine
-        assert engine is not None
+        assert engine
         try:
             files.folder.mkdir(mode=0o700)
             for name, content in contents.items():
                 (files.folder / name).write_bytes(content)
             spec = read_message(Spec, files.spec)
             handle = self._handles[told.device]
-            if spec is None:
+            if not spec:
                 raise OSError(f"{files.spec} did not arrive")
             blocking = told.blocking_launches
             worker = engine.start(handle, files, spec, fresh=told.fresh, blocking_launches=blocking)
@@ -243,7 +242,7 @@ class Agent:
 
     def _turn(self) -> None:
         """Look at the template and every worker once, and note what there is to report."""
-        if self._engine is None:
+        if not self._engine:
             return
         try:
             self._engine.start_template(1)

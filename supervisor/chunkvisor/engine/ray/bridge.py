@@ -72,7 +72,7 @@ class Bridge:
             async for line in self._reader:
                 order = from_json(NodeOrder, line)
                 # A node that has ended meanwhile was reported.
-                if order is not None and order.node in self._orders:
+                if order and order.node in self._orders:
                     self._orders[order.node].put_nowait(order)
 
     def _report(self, report: NodeReport) -> None:
@@ -134,7 +134,7 @@ class Bridge:
                     if report.returncode is not None:
                         self._start_task(self._collect(agent, report))
                         continue
-                    if report.beat is not None:
+                    if report.beat:
                         with contextlib.suppress(OSError):  # the next one may fit on the disk
                             write_message(
                                 AttemptFiles(self._folders[report.worker]).beat,
@@ -224,7 +224,7 @@ async def serve_parent() -> None:
         os.dup2(nothing.fileno(), 0)
     reader, writer = await asyncio.open_connection(sock=parent, limit=_LINE_BYTES)
     terms = from_json(Terms, await reader.readline())
-    if terms is not None:
+    if terms:
         await Bridge(terms, reader, writer).run()
     sys.stderr.flush()
     # Ray's own shutdown may take seconds, and the cluster notices without it.

@@ -107,7 +107,7 @@ class RayEngine:
             device=tuple(config.device),
             per_device=config.workers.per_device,
             env=config.env | config.secret_env,
-            start=str(config.workers.start),
+            start=config.workers.start,
             startup_s=config.recovery.startup_timeout,
             template=template,
         )
@@ -142,9 +142,9 @@ class RayEngine:
 
     def poll(self) -> None:
         """See Engine."""
-        if self._bridge is None:
+        if not self._bridge:
             return
-        while self._socket is not None and readable(self._socket.fileno()):
+        while self._socket and readable(self._socket.fileno()):
             try:
                 data = self._socket.recv(1 << 20)
             except OSError:
@@ -154,7 +154,7 @@ class RayEngine:
                 self._take_in(report)
             if not data:
                 self.close(0.0)
-        if self._socket is None:
+        if not self._socket:
             self._why = self._cluster.why or "the bridge to the cluster has ended"
             for node_id in list(self._nodes):
                 self._lose(node_id, self._why)
@@ -163,19 +163,19 @@ class RayEngine:
         if self._handles.alive:
             self._without_s = None
             self._told_waiting = False
-        elif self._socket is not None and self._cluster.preparing:
+        elif self._socket and self._cluster.preparing:
             self._without_s = None
         else:
             self._wait_for_node()
 
     def descriptors(self) -> list[int]:
         """See Engine."""
-        return [self._socket.fileno()] if self._socket is not None else []
+        return [self._socket.fileno()] if self._socket else []
 
     def is_preparing(self, handle: DeviceHandle) -> bool:
         """See Engine."""
         node = self._nodes.get(handle.site.node)
-        return node is None or node.preparing
+        return not node or node.preparing
 
     def start(
         self,
@@ -199,36 +199,36 @@ class RayEngine:
 
     def close(self, grace_s: float = _GRACE_S) -> None:
         """See Engine; when the socket closes, the bridge ends the agents, and itself."""
-        if self._socket is not None:
+        if self._socket:
             self._socket.close()
             self._socket = None
-            if self._bridge is not None:
+            if self._bridge:
                 end(self._bridge, grace_s)
 
     def _send(self, message: Terms | NodeOrder) -> None:
         """Send the message; a bridge that is stuck counts as ended."""
         try:
-            if self._socket is not None:
+            if self._socket:
                 self._socket.sendall(to_json(message))
         except OSError:
             self.close(0.0)
 
     def _take_in(self, report: NodeReport) -> None:
-        if report.cluster is not None:
+        if report.cluster:
             self._cluster = report.cluster
             self._why = report.cluster.why or self._why
-        elif report.up is not None:
+        elif report.up:
             self._nodes[report.node] = _Node(report.devices)
             self._handles.add(report.devices, report.up)
-        elif report.gone is not None and report.aside:
+        elif report.gone and report.aside:
             what = f"node {report.aside} cannot do this job"
             halt = Halt(ExitCode(report.code), what, report.remedy, why=report.gone)
             self._lose(report.node, report.gone, halt, report.aside)
-        elif report.gone is not None:
+        elif report.gone:
             self._lose(report.node, report.gone)
         elif report.event:
             event = event_of(report.event, report.details)
-            if event is not None:
+            if event:
                 self._emit(event)
         elif report.node in self._nodes:
             node = self._nodes[report.node]
@@ -241,7 +241,7 @@ class RayEngine:
     def _lose(self, node_id: str, why: str, halt: Halt | None = None, name: str = "") -> None:
         self._handles.drop_node(node_id, why, halt, name)
         node = self._nodes.pop(node_id, None)
-        for worker in node.workers.values() if node is not None else ():
+        for worker in node.workers.values() if node else ():
             worker.take_report(NodeReport(returncode=NODE_LOST))
 
     def _wait_for_node(self) -> None:
@@ -250,10 +250,10 @@ class RayEngine:
         starting = self._cluster.starting
         self._without_s = self._without_s or now_s
         waited_s = now_s - self._without_s
-        if not starting and self._handles.last_halt is not None:
+        if not starting and self._handles.last_halt:
             raise self._handles.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
-        if waited_s >= limit_s or self._socket is None:
+        if waited_s >= limit_s or not self._socket:
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} can work",

@@ -4,6 +4,7 @@ import sys
 from dataclasses import field
 from typing import Any
 
+from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.handles import Site
 from chunkvisor.version import __version__
@@ -24,7 +25,7 @@ class Terms:
     device: tuple[str, ...]  # as in the config
     per_device: int
     env: dict[str, str]
-    start: str  # a config.Start
+    start: Start  # the config's workers.start
     startup_s: float
     template: TemplateSpec  # the model, with its path on the parent's machine
 
