@@ -1,8 +1,8 @@
 """The loop of a run: tells the scheduler what happens, and does what it answers.
 
-It decides nothing. Once a turn it looks at everything that can have happened. Calls of workers it
-also answers before anything that takes milliseconds, so that no device waits until another
-attempt's texts are written.
+It decides nothing. In each turn it looks at everything that can have happened. It answers calls of
+workers also before each thing that takes milliseconds, such as writing the texts of an attempt: a
+device would have nothing to do meanwhile.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Loop:
         run: Run,
         look: Callable[[str], Future[Reading]] = read_in_thread,
     ) -> None:
-        """The caller closes the engine."""
+        """The caller closes the engine. `look` begins to read the GPU with a UUID."""
         self._outputs = outputs
         self._engine = engine
         self._workers = config.workers
@@ -125,7 +125,7 @@ class Loop:
 
     def _turn(self) -> None:
         self._check_signals()
-        # An engine is only wanted if there is work: now, or once a chunk is found damaged.
+        # Only if there is work: now, or when a chunk is found to be damaged.
         if not self._opened and self._pending():
             self._opened = True
             self._engine.open(
@@ -175,7 +175,7 @@ class Loop:
         self._signals.sleep(_PAUSE_S, descriptors)
 
     def _answer_calls(self) -> None:
-        """Give freed devices to the next workers, before anything that takes long."""
+        """Open gates of devices that were freed; called before anything that takes long."""
         now_s = self._clock()
         for attempt in self._running.values():
             self._answer_call(attempt, now_s)
@@ -187,7 +187,7 @@ class Loop:
             self._execute(self._scheduler.worker_called(attempt.number, freed=freed))
 
     def _pids(self) -> dict[int, frozenset[int]]:
-        """Return the pids of the workers that have each device, or have just given it back."""
+        """Return, by device number, the pids of the workers that may still hold memory of it."""
         pids = dict[int, frozenset[int]]()
         for attempt in self._running.values():
             if attempt.gate_opened_s is not None:
@@ -220,7 +220,7 @@ class Loop:
         self._ended[attempt.number] = attempt
         self._scheduler.worker_exited(attempt.number)
         self._emit(event.WorkerEnded(*attempt.names, returncode, **attempt.figures(now_s)))
-        # If a warm worker ends before it had the device, its template is the cause, and no text.
+        # A warm worker that ends before it had the device: its template is the cause, and no text.
         unused = (
             attempt.worker.warm
             and attempt.gate_opened_s is None
@@ -231,7 +231,7 @@ class Loop:
             self._execute(self._scheduler.attempt_finished(AttemptEnded(attempt.number, None)))
             return
         if returncode == NODE_LOST:
-            # It was ended since its device is gone; but it is gone since the machine is.
+            # The run ended it since its device was gone; that was so since the machine was lost.
             attempt.ended_by = EndedBy.ITSELF
             attempt.ended_why = f"{attempt.handle} was lost"
         elif (
@@ -241,12 +241,13 @@ class Loop:
         ):
             attempt.ended_by = EndedBy.STOP
         elif returncode == 0:
-            # After any other end the verdict comes first: what it shows holds for the next worker.
+            # The device is free at once. After any other end the verdict comes first, since it may
+            # show that the next worker must not have the device.
             self._execute(self._scheduler.worker_called(attempt.number, freed=True))
-        self._answer_calls()  # reading all of its vectors takes a while
+        self._answer_calls()  # before all of its vectors are read, which takes a while
         ended = self._judge(attempt, returncode)
         if attempt.gate_opened_s is not None:
-            attempt.handle.only_ours = False  # what is on it may have changed since the last look
+            attempt.handle.only_ours = False  # the last reading does not show what is on it now
         self._execute(self._scheduler.attempt_finished(ended))
 
     def _judge(self, attempt: RunningAttempt, returncode: int) -> AttemptEnded:
@@ -265,7 +266,7 @@ class Loop:
             output, chunk, _ = attempt.names
             self._emit(event.LateCrash(output, chunk, returncode))
         attempt.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
-        # If it has a result, all that can be kept is known from that.
+        # With a result, the verdict says which vectors are good; without, the batch log does.
         left = Salvage() if attempt.has_result else folder.salvage()
         # The disks of another machine are not ours.
         if verdict.outcome is Outcome.DISK_FULL and not handle.site.node:
@@ -284,7 +285,8 @@ class Loop:
             attempt.number,
             verdict,
             handle.other_processes(verdict.figures, siblings),
-            # A first try from a template proves little: the next one gets a new interpreter.
+            # If a worker from a template failed at the start, the template may be the cause: this
+            # is not counted, and the next worker gets a new interpreter.
             began_s=(
                 attempt.started_s if attempt.task.cold_start or not attempt.worker.warm else None
             ),
@@ -294,9 +296,9 @@ class Loop:
         )
 
     def _end_all(self) -> None:
-        """End the workers that are left: politely, then by force.
+        """End the workers that still run, by SIGTERM, then SIGKILL.
 
-        A worker that not even SIGKILL ends, since it hangs in the kernel, is left.
+        One that hangs in the kernel, where not even SIGKILL ends it, is not waited for.
         """
         running = self._running
         while running and not all(attempt.stuck(self._clock()) for attempt in running.values()):
@@ -355,7 +357,7 @@ class Loop:
                 self._handles[device].start_reading()
             case DropDevice(ending):
                 assert ending.device is not None, ending
-                # If it was the last of a cluster, the run ends like this unless another one joins.
+                # The last one of a cluster: unless another joins, the run ends with this Halt.
                 last = len(self._handles.alive) == 1
                 halt = self._reports.halt_of(
                     ending, self._ended.get(ending.worker), dropped=not last
@@ -400,7 +402,7 @@ class Loop:
             if gone:
                 raise gone from error
             verdict = verdict_of(error, "no worker could be started", output.workdir)
-            # A batch of one row, so that the policy does not take it for a matter of batches.
+            # A batch of one row: to a lack of memory the policy then answers with no smaller batch.
             verdict = replace(verdict, limits=ONE_ROW, batch_rows=1)
             return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
         attempt = RunningAttempt(
@@ -423,7 +425,8 @@ class Loop:
         if attempt:
             attempt.folder.record_verdict(verdict)
         self._reports.failure(told, attempt)
-        # Processes that held the memory all through a wait stay: they are not waited for again.
+        # Processes that hold the memory after a wait count as part of the device from now on: they
+        # are not waited for again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(told.step, policy.Wait)
         if in_vain and verdict.figures and attempt:
             attempt.handle.accept_others(verdict.figures.others_bytes)

@@ -1,4 +1,4 @@
-"""One output while a run works on it: its texts, and which of them are done."""
+"""One output while a run works on it: its texts, which of them are done, and its attempts."""
 
 import errno
 import heapq
@@ -25,7 +25,7 @@ from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_f
 from chunkvisor_worker.contract.messages import Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
 
-_LOOKED_AT = 4096  # good texts among which a canary is chosen, at most
+_READ_FOR_CANARY = 4096  # good texts among which the shortest is chosen as canary, at most
 
 
 @dataclass(slots=True)
@@ -35,10 +35,10 @@ class OutputRun:
     ledger: Ledger
     table: StagedTable  # only the texts that are to be encoded, numbered as in the ledger
     job: Spec  # what the specs of all its attempts have in common
-    limits: Limits  # batch limits of the config, before any lesson
+    limits: Limits  # batch limits of the config, before any was lowered
     finish: Callable[[Callable[[], None]], dict[str, Any]]
-    """Joins and publishes it. Calls the function that it is given now and then, and returns the
-    details of `OutputComplete`."""
+    """Joins and publishes the output; returns the fields of the event `OutputComplete`. Runs in a
+    thread, and calls its argument now and then, which may raise to stop it."""
     form: Form  # of its final file
     model: ModelSource  # from which its workers load; its folder must not change meanwhile
     rows: int = 0
@@ -46,10 +46,11 @@ class OutputRun:
     without_blanks: str = ""
     """The condition for `where` that leaves blank texts out, if there is one."""
     waits_for: frozenset[int] = frozenset()
-    """Numbers of earlier outputs that encode texts of it; until they have, its plan is a guess."""
+    """Numbers of earlier outputs that encode some of its texts. Until they are done, its ledger has
+    a guess of what is left to encode."""
     prepare: "Callable[[Callable[[], None]], tuple[OutputRun, list[Event]]] | None" = None
-    """Plans it then. Runs in a thread, calls the function that it is given now and then, and
-    returns the planned output with the events to report."""
+    """If it waits for others: plans it once they are done, as `finish` is called. Returns the
+    planned output, and the events to report."""
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded
@@ -59,7 +60,7 @@ class OutputRun:
     _taken: list[str] | None = None
 
     def become(self, planned: "OutputRun") -> None:
-        """Take over everything from the output that `prepare` has made."""
+        """Become the output that `prepare` has made: take over all its fields."""
         for each in fields(self):
             setattr(self, each.name, getattr(planned, each.name))
 
@@ -99,7 +100,8 @@ class OutputRun:
         """Find the first chunk from `start` on that has a text without vector or verdict."""
         if self.waits_for:
             return None
-        # A chunk without such a text only has to be put together, which comes before the join.
+        # A chunk without such a text is not pending: it is committed from its parts, at the latest
+        # before the join.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and not self.pending_texts(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
@@ -121,7 +123,7 @@ class OutputRun:
         """
         if self._canary is not None:
             return
-        good = self.ledger.known_good()[:_LOOKED_AT]
+        good = self.ledger.known_good()[:_READ_FOR_CANARY]
         if good:
             numbered = zip(good, self.read_texts(good), strict=True)
             self._canary = min(_size(text, number) for number, text in numbered)[2]
@@ -129,14 +131,14 @@ class OutputRun:
             self._canary = self.ledger.plan.distinct
 
     def _taken_over(self) -> list[str]:
-        """Read one text whose vector is taken over from another output, if there is one.
+        """Read one text whose vector is taken over from elsewhere, if there is one.
 
-        It is known to be good even if this output encodes nothing but bad texts. Since it is not
-        among the texts that are encoded, it has the number after the last of them.
+        It can be the canary even if all texts that this output encodes are bad. Since it is not one
+        of those, it has the number after the last of them.
         """
         if self._taken is None:
             reuse = self.table.reuse
-            self._taken = self.table.reused_texts(reuse, _LOOKED_AT)[:1] if reuse else []
+            self._taken = self.table.reused_texts(reuse, _READ_FOR_CANARY)[:1] if reuse else []
         return self._taken
 
     def read_texts(self, texts: Sequence[int]) -> Iterator[str]:
@@ -165,7 +167,7 @@ class OutputRun:
         start = min(texts)
         try:
             first = self.table.first_row(start, max(texts) + 1)
-        except (DamagedError, OSError):  # reading the next worker's texts will end the run
+        except (DamagedError, OSError):  # the run will end when the next worker's texts are read
             return ""
         return which_rows(sorted(int(first[text - start]) for text in texts))
 
@@ -189,7 +191,7 @@ class OutputRun:
                 good = next(self.read_texts([text]))
             case OwnText(rank):
                 own = self._shortest(rank, task)
-        # Another machine may have the model in another place, and another number of cores.
+        # The machine of the device may have the model in another folder, and other cores.
         site = handle.site
         model = self.job.model
         if site.model_path is not None:
@@ -221,7 +223,7 @@ class OutputRun:
         return number, files
 
     def left_behind(self) -> Iterator[AttemptFolder]:
-        """Give the attempts that an earlier run left unjudged; remove those of another job.
+        """Give the attempts that an earlier run left unjudged; remove those of other settings.
 
         Raises OSError.
         """
@@ -239,8 +241,8 @@ class OutputRun:
         wanted = (self.ledger.fingerprint, self.name, chunk)
         if (spec.fingerprint, spec.output, spec.chunk) != wanted:
             return False
-        # If the model's folder was touched after the attempt began, nobody knows what its worker
-        # has loaded.
+        # If the model's folder was touched after the attempt began, it is not known which files its
+        # worker has loaded.
         began_ns = files.spec.stat().st_mtime_ns
         return chunk < self.ledger.plan.count and self.model.untouched_since(began_ns)
 
@@ -268,12 +270,12 @@ class OutputRun:
 
 
 def _quick(texts: Sequence[int]) -> Container[int]:
-    """Give the texts a quick test for membership, which a tuple has not."""
+    """Return the texts in a form that tests membership quickly, unlike a tuple."""
     return texts if isinstance(texts, range) else frozenset(texts)
 
 
 def _size(text: str, number: int) -> tuple[bool, int, int]:
-    """Sort texts by length; blank ones count as long, since some models give them only zeros."""
+    """Return a key that sorts texts by length, blank ones last: some models give them zeros."""
     return not text.strip(), len(text), number
 
 

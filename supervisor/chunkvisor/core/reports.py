@@ -66,7 +66,7 @@ class Reports:
             self._emit(event.ChunkSetAside(output, chunk, verdict.reason))
 
     def split(self, told: ReportSplit) -> None:
-        """Report that the texts are tried in these pieces."""
+        """Report into which pieces texts are taken apart, and which rows are suspected."""
         output = self._outputs[told.task.output]
         left = sorted(itertools.chain(*(piece.texts for piece in told.pieces)))
         suspects = list(told.pieces[0].texts) if told.how is policy.How.SUSPECTS else left
@@ -76,7 +76,7 @@ class Reports:
 
     def lower_limits(self, told: LowerLimits) -> None:
         """Report that batches get smaller."""
-        # If all GPUs are of one kind, its name says nothing.
+        # The kind is named only if there are several.
         several = len({handle.device.model for handle in self._handles.alive}) > 1
         on = f" on {told.kind}" if several else ""
         self._emit(event.LimitsLowered(told.limit.rows, told.limit.tokens, on))

@@ -1,12 +1,11 @@
 """What the parts of one run share: the signals and the time that end it, and where it reports.
 
-The first SIGINT or SIGTERM drains the run: it starts nothing new and finishes what is in progress.
-The second stops it at once. SIGINT comes from a person, who can wait and send another. After
-SIGTERM something stronger may follow, so the run then ends within `recovery.grace`. A handler only
-notes the signal.
+The first SIGINT or SIGTERM *drains* the run: it starts nothing new, and finishes what is in
+progress. The second stops it at once. SIGINT comes from a person, who can wait and send another. SIGTERM
+comes from a system that may send SIGKILL soon, so the run then ends within `recovery.grace`.
 
-This module is imported before the model begins to load: it imports neither numpy nor what works on
-outputs.
+This module is imported before the model begins to load. So that the load begins early, it imports
+neither numpy nor what works on outputs.
 """
 
 import contextlib
@@ -76,8 +75,10 @@ class Signals:
         return None if until_s == math.inf else until_s
 
     def wake(self) -> None:
-        """End the current sleep, from any thread."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
+        """End the current `sleep`; may be called from any thread."""
+        with contextlib.suppress(
+            OSError
+        ):  # a full pipe wakes it as well; a closed one has no sleeper
             os.write(self._writer, b"\0")
 
     def sleep(self, seconds: float, watched: list[int]) -> None:
@@ -134,7 +135,7 @@ class Run:
     run_id: str
     signals: Signals
     emit: Emit
-    tick: Callable[[], None]  # to be called several times a second, however long something takes
+    tick: Callable[[], None]  # updates the display; to be called several times a second
     texts_per_s_before: float | None = None  # of the last run in this workdir, or of a trial
     clock: Callable[[], float] = time.monotonic
 
@@ -146,7 +147,7 @@ class WaitReporter:
         """`limit_s` is how long the run waits at most."""
         self._emit = emit
         self._limit_s = limit_s
-        # by device (None = all), how long it had lasted when last reported
+        # By device (None = all): how long the wait had lasted when it was last shown.
         self._told_s: dict[int | None, float] = {}
 
     def report(

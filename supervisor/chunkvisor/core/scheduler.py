@@ -1,7 +1,7 @@
 """Decides what a run does next: which worker gets which texts, and when.
 
-Each method that tells it what has happened returns the instructions that follow, in order. It does
-nothing itself, and reads nothing but the clock and the outputs.
+The loop calls a method for each thing that has happened, and gets the instructions that follow, in
+order. The scheduler does nothing itself, and reads nothing but the clock and the outputs.
 """
 
 import math
@@ -54,9 +54,9 @@ from chunkvisor_worker.contract.rules import AT_WORK
 if TYPE_CHECKING:
     from chunkvisor.core.output import OutputRun
 
-_READ_PAUSE_S = 2.0  # between two looks at a device that cannot be used
-# Share of the time until a run has to end that is kept for what follows the last worker, and at
-# most how long that is.
+_READ_PAUSE_S = 2.0  # between two readings of a device that cannot be used
+# If a run has to be over by a certain time, its workers have to be gone earlier: by this share of
+# the time that is left, and by this many seconds at most.
 RESERVE = 0.2
 RESERVE_S = 10.0
 
@@ -66,13 +66,13 @@ class TaskQueue:
 
     def __init__(self, outputs: "Sequence[OutputRun]") -> None:
         self._outputs = outputs
-        self._next = [0] * len(outputs)  # by output: chunks from here on were never begun
-        self._again: list[Task] = []  # put back, in the order in which they are due
-        self._left = set[tuple[int, int]]()  # (output, chunk) that are left to the next run
+        self._next = [0] * len(outputs)  # by output: this chunk and later ones were never begun
+        self._again: list[Task] = []  # that were put back, in the order in which they are due
+        self._given_up = set[tuple[int, int]]()  # (output, chunk) that are left to the next run
 
     def put_back(self, task: Task) -> None:
-        """Have the texts tried, or tried again."""
-        if (task.output, task.chunk) not in self._left:
+        """Have the texts tried, or tried again, unless their chunk is given up."""
+        if (task.output, task.chunk) not in self._given_up:
             insort(
                 self._again,
                 task,
@@ -80,7 +80,7 @@ class TaskQueue:
             )
 
     def put_back_lost(self, output: int, chunk: int) -> None:
-        """Have texts of the chunk tried again, since stored vectors of it are gone."""
+        """Have texts of the chunk tried again: stored vectors of it were damaged and discarded."""
         if chunk < self._next[output]:
             texts = self._outputs[output].pending_texts(chunk)
             if texts:
@@ -88,8 +88,9 @@ class TaskQueue:
 
     def leave_to_next_run(self, output: int, chunk: int) -> None:
         """Leave the rest of the chunk to the next run: what is pending, and what is put back."""
-        self._left.add((output, chunk))
-        self._again = [task for task in self._again if (task.output, task.chunk) not in self._left]
+        gone = (output, chunk)
+        self._given_up.add(gone)
+        self._again = [task for task in self._again if (task.output, task.chunk) != gone]
 
     def pop_next(self, now_s: float, device: int, *, only_device: bool) -> Task | None:
         """Take the next task that may start on this device.
@@ -97,8 +98,8 @@ class TaskQueue:
         What failed last on this device is left for others unless it is the `only_device`.
         """
         new = [self._next_chunk(number) for number in range(len(self._outputs))]
-        # While no text of the output has a vector, a chunk that failed may be bad throughout:
-        # another one may show that the model works, and gives a canary.
+        # While no text of the output has a vector, texts that failed wait for a chunk that was
+        # never tried: it may show that the model works, and then gives a canary.
         any_new = any(chunk is not None for chunk in new)
         for position in range(bisect_right(self._again, now_s, key=lambda task: task.due_s)):
             task = self._again[position]
@@ -111,7 +112,7 @@ class TaskQueue:
                 self._next[number] = chunk + 1
                 missing = self._outputs[number].pending_texts(chunk)
                 whole = range(*self._outputs[number].bounds(chunk))
-                # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
+                # A range takes less memory than a tuple of all texts of a chunk.
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None
 
@@ -128,11 +129,11 @@ class TaskQueue:
 
 
 class GateState(Enum):
-    """The gate between a worker and its device."""
+    """The gate between a worker and its device; see `core.attempt`."""
 
-    SHUT = "shut"  # the worker is not to use the device yet
+    SHUT = "shut"  # the worker may not use the device yet
     OPEN = "open"
-    PASSED = "passed"  # it has given the device back
+    PASSED = "passed"  # the worker has given the device back
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +145,7 @@ class WorkerState:
     device: "DeviceState"
     canary: Canary | None = None
     gate: GateState = GateState.SHUT
-    ready: bool = False  # it waits at the gate
+    ready: bool = False  # it has come to the gate
     ending: bool = False  # it is being ended, or has ended and is not judged yet
     asked_to_stop: bool = False  # it was asked to end after the current batch
     gate_opened_s: float = -math.inf  # when its gate was opened
@@ -156,15 +157,15 @@ class DeviceState:
 
     number: int
     node: str  # the machine of a cluster that it belongs to; empty for our own
-    kind: str  # devices of one kind share what is learnt of batches
+    kind: str  # its model; devices of one kind share what is learnt of batches
     watched: bool  # nvidia-smi can tell its health
-    gone: bool = False  # the run does without it; workers of it may still have to end
+    gone: bool = False  # the run continues without it; workers on it may still have to end
     paused_until_s: float = 0.0
     needs_canary: bool = False  # the last attempt on it failed: the next begins with a canary
     cold_start: bool = False  # a worker from a template did not start on it
     suspected_s: float | None = None
-    """Since when its health is in doubt: it is looked at before the next worker gets it."""
-    next_reading_s: float = 0.0  # when it may be looked at; inf = it is being looked at
+    """Since when its health is in doubt: it is read before the next worker gets it."""
+    next_reading_s: float = 0.0  # not to be read before; inf = a reading is in progress
     workers: list[WorkerState] = field(default_factory=list)
 
     def count_workers(self, *gates: GateState) -> int:
@@ -195,8 +196,8 @@ class Scheduler:
         self._started = 0
         self._instructions: list[Instruction] = []
         self._draining = False
-        self._planned = set[int]()  # outputs that waited for others, and have their instruction
-        self.last_s = math.inf  # when the workers have to be gone
+        self._planned = set[int]()  # outputs that waited for others, and now have PlanOutput
+        self.last_s = math.inf  # by when the workers have to be gone
 
     @property
     def finished(self) -> bool:
@@ -222,7 +223,7 @@ class Scheduler:
     # --- turns: which worker gets which texts, and which its device
 
     def take_turn(self, held: Collection[int] = ()) -> list[Instruction]:
-        """Take a turn; on devices that are `held`, nothing is to be started yet."""
+        """Open gates, and start workers for pending texts on devices that are not `held`."""
         now_s = self._clock()
         if self._draining:
             self._drain(now_s)
@@ -231,9 +232,10 @@ class Scheduler:
         working = [device for device in self.alive if not self._paused(device, now_s)]
         for device in working:
             self._open_gates(device, now_s)
-        # Each time that memory of the machine ran out, one worker less is prepared ahead.
+        # Workers that are prepared ahead take memory of the machine: each time that it ran out, one
+        # less is prepared.
         places = self._workers.per_device + max(0, self._workers.standby - self._failures.host_ooms)
-        for place in range(places):  # every device gets its first worker before any gets a second
+        for place in range(places):  # each device gets its first worker before any gets a second
             for device in working:
                 if (
                     device.count_workers(GateState.SHUT, GateState.OPEN) <= place
@@ -245,10 +247,7 @@ class Scheduler:
         return self._take_instructions()
 
     def _plan_outputs(self) -> None:
-        """Have each output planned once the outputs that it waits for are settled.
-
-        One that is given up is settled as well.
-        """
+        """Have each output planned once nothing is left to try of those that it waits for."""
         numbers = range(len(self._outputs))
         waiting = [n for n in numbers if self._outputs[n].waits_for and n not in self._planned]
         if not waiting:
@@ -263,8 +262,7 @@ class Scheduler:
         canary: Canary | None = None
         if device.needs_canary or task.needs_canary:
             canary = self._canary(task, device)
-        # If a template failed to start on the device, it may be what is broken: the next worker
-        # gets a new interpreter.
+        # A worker from a template failed to start on this device: the template may be the cause.
         task = replace(task, cold_start=task.cold_start or device.cold_start)
         self._started += 1
         worker = WorkerState(self._started, task, device, canary)
@@ -273,9 +271,10 @@ class Scheduler:
         self._add(StartWorker(worker.number, device.number, task, self._limits(worker), canary))
 
     def _canary(self, task: Task, device: DeviceState) -> Canary:
-        """Choose a text that is known to be good.
+        """Choose the canary: a text that is known to be good.
 
-        If there is none, one of the task's own; each time another, since it may be bad itself.
+        If there is none, one of the task's own; after each failure another, since it may be bad
+        itself.
         """
         if _tries_shortest_first(task):
             chunk = (task.output, task.chunk)
@@ -310,7 +309,7 @@ class Scheduler:
         for worker in waiting[
             : max(0, self._workers.per_device - device.count_workers(GateState.OPEN))
         ]:
-            # What failed on it may be its doing: nothing runs there before nvidia-smi was asked.
+            # The last failure on it may be its own: it is read before another worker gets it.
             if device.suspected_s is not None:
                 if now_s >= device.next_reading_s:
                     device.next_reading_s = math.inf
@@ -321,7 +320,7 @@ class Scheduler:
             self._add(OpenGate(worker.number, self._limits(worker)))
 
     def worker_exited(self, number: int) -> None:
-        """Hear that the worker has ended: no gate is opened for it. How it ended, comes later."""
+        """Hear that the worker has ended: its gate stays shut. `attempt_finished` follows."""
         self.workers[number].ending = True
 
     # --- devices
@@ -329,10 +328,7 @@ class Scheduler:
     def device_changed(
         self, number: int, node: str, kind: str, health_report: HealthReport | None, *, gone: bool
     ) -> list[Instruction]:
-        """Hear that a device is new, was looked at, or is gone.
-
-        No health report means that nothing can tell its health.
-        """
+        """Hear that a device is new, was read, or is gone; None if its health cannot be read."""
         device = self.devices.get(number)
         if device and gone:
             self._lose_device(device)
@@ -342,7 +338,7 @@ class Scheduler:
             device = DeviceState(number, node, kind, health_report is not None)
             self.devices[number] = device
             if health_report and health_report.health is Health.BROKEN:
-                # It is looked at again before a worker gets it: by then others may have joined.
+                # It is read again before a worker gets it: until then others may join.
                 device.suspected_s = self._clock()
         return self._take_instructions()
 
@@ -367,7 +363,7 @@ class Scheduler:
             self._drop_device(device, ending, local=True)
 
     def _lose_device(self, device: DeviceState) -> None:
-        # It is kept until its last worker has ended, so that the ends of its workers are judged.
+        # It stays in `devices` until the end of its last worker is judged.
         device.gone = True
         for worker in device.workers:
             self._end_worker(worker)
@@ -378,15 +374,15 @@ class Scheduler:
             self.devices.pop(device.number, None)
 
     def _drop_device(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
-        """Do without the device; end the run if it is the last one here, or not `local`."""
-        # All devices of our own machine share its installation and its disk.
+        """Continue without the device; end the run if it is the last one here, or not `local`."""
+        # A fault of the installation or the disk holds for every device of our own machine.
         codes = (ExitCode.CONFIG, ExitCode.DISK)
         of_machine = ending.why is StopReason.HALTED and ending.code in codes
         if not local or (of_machine and not device.node):
             self._add(EndRun(ending))
         elif not device.gone:
             ending = replace(ending, device=device.number)
-            # On a cluster others may join.
+            # In a cluster other devices may join.
             is_end = len(self.alive) == 1 and not device.node
             self._add(EndRun(ending) if is_end else DropDevice(ending))
             self._lose_device(device)
@@ -405,7 +401,7 @@ class Scheduler:
         if not verdict:
             self._queue.put_back(replace(task, cold_start=True))
         elif verdict.outcome is Outcome.COMMITTED:
-            # The device works: the next attempt needs no canary, and may come from the template.
+            # The device works: the next worker needs no canary, and may come from the template.
             device.needs_canary = device.cold_start = False
             self._failures.note_encoded(device.number, device.node)
             self._keep_vectors(end.worker, task)
@@ -414,8 +410,8 @@ class Scheduler:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
             rest: Task | None = task
             if end.done:
-                # Before the decision: these vectors count, though they are not on the disk yet.
-                # Else a run could end since it has no vector when it has just got the first.
+                # Before the decision, though they are not on the disk yet: else a run could end
+                # for want of any vector just when it has got the first.
                 self._failures.note_stored(task.output, now_s)
                 done = [text for text in task.texts if text in end.done]
                 left = [text for text in task.texts if text not in end.done]
@@ -442,12 +438,11 @@ class Scheduler:
         step = policy.decide(verdict, self._history(task, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in task.texts if text in end.in_flight)
         self._add(ReportFailure(end.worker, task, verdict, step, suspects))
-        # Workers that are prepared ahead take memory as well: this run prepares fewer from now on.
         failures.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(task.texts)):
             failures.record(Repeated.NO_PROGRESS)
-        # A wait, a smaller batch and a start that failed say nothing of the texts; what refuses a
-        # text says nothing of the device.
+        # A wait, a smaller batch and a failed start say nothing of the texts; an encoder that
+        # refuses a text says nothing of the device.
         waits = isinstance(step, policy.Wait)
         smaller = isinstance(step, policy.Retry) and step.limit is not None
         in_doubt = verdict.row_can_cause and verdict.outcome is not Outcome.BAD_INPUT
@@ -493,7 +488,7 @@ class Scheduler:
     def _pause(
         self, delay_s: float, task: Task, verdict: Verdict, device: DeviceState | None
     ) -> None:
-        """Pause on the device, or (None) on all."""
+        """Pause on the device, or on all (None), and put the task back."""
         now_s = self._clock()
         where = device.number if device else None
         waited_s = self._failures.since_first_s(verdict.outcome, where, now_s)
@@ -514,13 +509,13 @@ class Scheduler:
         start = place_of_failed_start(verdict, device, node)
         starts = 0
         if end.began_s is not None:
-            # A worker that was prepared ahead meets the device only when its gate is opened.
+            # A worker that was prepared ahead touches the device only from its gate on.
             starts = failures.count(Repeated.START, start, max(end.began_s, worker.gate_opened_s))
-        # Every further device may fail as often as a chunk is tried.
+        # Each further device may fail as often as a chunk is tried.
         allowed = self._recovery.attempts * max(0, len(self.alive) - 1)
         fruitless = max(0, failures.count(Repeated.NO_PROGRESS) - allowed)
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
-            fruitless = 0  # a worker that has given its device back is about to bring vectors
+            fruitless = 0  # a worker that has given its device back is about to write vectors
         return policy.History(
             texts=len(task.texts),
             charged_failures=task.charged_failures.count(verdict.outcome),
@@ -564,7 +559,7 @@ class Scheduler:
         if step.limit:
             limit = self._failures.lower_limit(device.kind, step.limit)
             if limit:
-                # A limit that comes from the memory that others hold is not for later runs.
+                # If others held memory of the device, later runs need not know the limit.
                 lasting = end.others in (OtherProcesses.UNKNOWN, OtherProcesses.NONE)
                 self._add(LowerLimits(device.kind, limit, lasting))
         if step.counts is Repeated.OOM_SINGLETON:
@@ -580,7 +575,8 @@ class Scheduler:
                     Repeated.START, start, max(end.began_s, worker.gate_opened_s), now_s
                 )
             device.paused_until_s = max(device.paused_until_s, due_s)
-            # Other texts come first: they show whether it is the device, the model, or chance.
+            # The device is free earlier than these texts are due: others are tried first, and show
+            # whether the device, the model or chance was the cause.
             due_s += step.delay_s
         self._queue.put_back(replace(task, due_s=due_s))
 
@@ -597,7 +593,7 @@ class Scheduler:
             several = len(suspects) > 1
             suspected = task.subset(suspects, bisecting=True, singly=several)
             if not several and end.any_text_succeeded:
-                # In a batch by itself, in an attempt that is proven: that was its first look.
+                # It was alone in its batch, in a proven attempt: that is its first failure.
                 suspected = replace(suspected, charged_failures=(verdict.outcome,))
             pieces = [suspected]
             if others:
@@ -611,10 +607,7 @@ class Scheduler:
         self._add(ReportSplit(task, tuple(pieces), how))
 
     def _keep_good_vectors(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
-        """Have the good vectors stored, and return the texts whose vectors are bad.
-
-        None if the verdict is not about vectors.
-        """
+        """Have the good vectors stored; return a task of the texts with bad ones, if any."""
         if not verdict.bad_rows:
             return None
         bad = {task.texts[0] + row for row in verdict.bad_rows}
@@ -624,7 +617,7 @@ class Scheduler:
         return task.subset(sorted(bad), bisecting=True)
 
     def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
-        """Hear that vectors or verdicts are stored, or (`problem`) why they are not."""
+        """Hear that vectors, or texts in quarantine, are stored, or why not (`problem`)."""
         now_s = self._clock()
         output = self._outputs[task.output]
         if problem:  # they are computed again
@@ -648,7 +641,7 @@ class Scheduler:
     # --- the end of a run
 
     def stop(self, until_s: float | None) -> list[Instruction]:
-        """Start nothing new; be done by then (None = as long as it takes, -inf = at once)."""
+        """Start nothing new; be over by `until_s` (None = as long as it takes, -inf = at once)."""
         self._draining = True
         if until_s is not None:
             left_s = max(0.0, until_s - self._clock())
@@ -657,7 +650,7 @@ class Scheduler:
         return self._take_instructions()
 
     def _drain(self, now_s: float) -> None:
-        """End workers that wait at the gate; if time is limited, have the others leave in time."""
+        """End workers that have no device yet; if time is limited, have the others stop in time."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self.last_s:
                 self._end_worker(worker)

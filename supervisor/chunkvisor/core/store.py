@@ -1,9 +1,9 @@
 """Stores what workers leave (whole chunks, parts of chunks), and joins complete outputs.
 
-It judges nothing of this run: vectors that come here are verified, and texts are given up because
-the scheduler says so. A chunk is committed as soon as each of its texts has a vector or is given
-up. Outputs are joined in a thread, which only reads the ledger. The scheduler has no part in that;
-it only hears of chunks that turn out damaged.
+It decides nothing: vectors that come here are verified, and the scheduler says which texts are
+given up. A chunk is committed as soon as each of its texts has a vector or is given up. Outputs are
+joined in a thread, one after the other; that thread only reads the ledger. The scheduler is told
+only of chunks that turn out to be damaged.
 """
 
 import errno
@@ -50,27 +50,27 @@ class ResultStore:
         self.first_gate_opened_s: float | None = (
             None  # when the first gate opened: rates count from then
         )
-        self._said = set[str]()  # warnings: each is reported once
+        self._warned = set[str]()  # warnings that were reported: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="join")
-        self._join: tuple[int, Future[Any]] | None = None
-        self._to_plan = set[int]()  # outputs whose turn has come
-        self._damaged: Counter[int] = Counter()
-        self._full_s: float | None = None  # since when joins meet a full disk
-        self._again_s = 0.0  # when the next is tried then
+        self._join: tuple[int, Future[Any]] | None = None  # (output, its join) that is in progress
+        self._to_plan = set[int]()  # outputs that are to be planned
+        self._damaged: Counter[int] = Counter()  # damaged chunks, by output
+        self._full_s: float | None = None  # since when joins have met a full disk
+        self._again_s = 0.0  # no join begins before
         self._stopped = False
 
     # --- what workers leave
 
     def keep(self, task: Task, folder: AttemptFolder, *, salvaged: bool) -> Verdict | None:
-        """Take over verified vectors of these texts, as a chunk or as a part of one.
+        """Store verified vectors of these texts, as a whole chunk or as a part of one.
 
-        Returns a verdict if the disk does not take them. `salvaged`: the attempt left no result,
-        but finished batches. Raises OSError for an error that is not the disk's; Halt: 74 if the
-        rest of the output cannot fit, 78 if the model's folder has changed.
+        `salvaged`: the attempt left no result, and its vectors are those of finished batches.
+        Returns a verdict if the disk is full or failing, else None. Raises OSError for any other
+        error; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
         """
         output = self._outputs[task.output]
-        # If the folder has changed, nobody knows what the workers have loaded since.
+        # If the folder has changed, it is not known which files the workers have loaded since.
         output.model.check_unchanged()
         ledger = output.ledger
         spec = folder.spec
@@ -86,8 +86,8 @@ class ResultStore:
             if not facts:
                 raise OSError(errno.EIO, f"{folder.files.folder} cannot be read any more")
             self._warn(output, facts)
-            # Before the vectors: how many tokens were cut can only be read as long as the attempt
-            # is there.
+            # Before the vectors: once these are stored, a kill would lose the lengths, which only
+            # the attempt has.
             folder.keep_cut_lengths(
                 ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct
             )
@@ -101,7 +101,7 @@ class ResultStore:
         except OSError as error:
             return self._not_stored(task, error)
         complete = result is not None and len(task.texts) == spec.stop - spec.start - len(spec.skip)
-        # All that it left is stored now. An attempt that failed stays, for a person to read.
+        # An attempt of which all is stored is removed; one that failed stays, to be read by people.
         if complete:
             folder.remove()
         if whole:
@@ -110,7 +110,7 @@ class ResultStore:
             counts = len(task.texts), result.tokens
             self._emit(event.PartCommitted(output.name, task.chunk, spec.start, spec.stop, *counts))
         else:
-            beat = folder.beat()  # it knows the tokens of these texts, about
+            beat = folder.beat()  # its count of tokens is about that of these texts
             tokens = beat.tokens_done if beat else 0
             self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         return None
@@ -118,20 +118,20 @@ class ResultStore:
     def _warn(self, output: OutputRun, facts: Facts) -> None:
         """Report, once each, what libraries warned of, and versions other than at the beginning."""
         notes = facts.loaded.notes if facts.loaded else ()
-        told = [f"while the model was loaded: {note}" for note in notes]
+        warnings = [f"while the model was loaded: {note}" for note in notes]
         changed = ", ".join(output.ledger.note_versions(facts))
         if changed:
-            told.append(
+            warnings.append(
                 f"{output.name}: some rows were computed with other library versions: {changed}; "
                 "the manifest names all"
             )
-        for text in told:
-            if text not in self._said:
-                self._said.add(text)
+        for text in warnings:
+            if text not in self._warned:
+                self._warned.add(text)
                 self._emit(event.Warned(text))
 
     def quarantine(self, task: Task, verdict: Verdict) -> Verdict | None:
-        """Note that these texts get no vector; returns and raises as `keep`."""
+        """Store that these texts get no vector; returns and raises as `keep`."""
         output = self._outputs[task.output]
         bad = [
             BadText(text, verdict.outcome, _reason_of(output, text, verdict)) for text in task.texts
@@ -162,8 +162,9 @@ class ResultStore:
     def commit_parts(self, number: int, chunk: int) -> bool:
         """Commit a chunk from its parts if each of its texts has a vector or is given up.
 
-        False if a part is damaged. If no vector is known yet, or the disk is full, that comes
-        before the join. Raises OSError as `keep`.
+        Returns False if a part is damaged. Without any vector, whose dimension the file needs, and
+        on a full disk, the chunk waits: `poll` tries again before the join. Raises OSError as
+        `keep`.
         """
         output = self._outputs[number]
         ledger = output.ledger
@@ -187,7 +188,7 @@ class ResultStore:
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
         rate: float | None = None
-        # Without the start-up, which comes once: it would make estimates too long for hours.
+        # The start-up, which comes once, is left out: it would make estimates too long for hours.
         if self.first_gate_opened_s is not None:
             done = sum(each.texts_here for each in self._outputs)
             rate = round(done / max(1e-6, self._clock() - self.first_gate_opened_s), 3)
@@ -205,8 +206,8 @@ class ResultStore:
             texts_before=before,
         )
         self._emit(committed)
-        # The first chunk tells the dimension, and with it how much space the rest needs: it is
-        # better to refuse now than at night.
+        # The first chunk shows the dimension, and so how much space the rest needs: a run that
+        # cannot fit ends now, and not after hours.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             _check_space(output)
@@ -214,7 +215,7 @@ class ResultStore:
     # --- what an earlier run left
 
     def adopt(self) -> None:
-        """Store what is good of the attempts that an earlier run left unjudged; remove the rest.
+        """Store the good vectors of attempts that an earlier run left unjudged; remove the rest.
 
         Raises Halt, OSError.
         """
@@ -227,7 +228,7 @@ class ResultStore:
             output.find_known_good()
 
     def _adopted(self, task: Task, output: OutputRun, folder: AttemptFolder) -> bool:
-        """Store what is good of the attempt; True if that was all of it."""
+        """Store the good vectors of the attempt; True if all of its vectors are."""
         spec = folder.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
@@ -250,10 +251,10 @@ class ResultStore:
         return self._join is not None or (self._full_s is not None and not self._signals.draining)
 
     def poll(self) -> list[tuple[int, int]]:
-        """See what became of the join, and begin the next.
+        """See what became of the join in progress, and begin the next.
 
-        Returns (output, chunk) of chunks that turned out damaged. Raises Halt (74) if the disk
-        stays full or damages one chunk after the other; OSError for an error that is not the
+        Returns (output, chunk) of each chunk that turned out to be damaged. Raises Halt (74) if the
+        disk stays full, or damages one chunk after the other; OSError for an error that is not the
         disk's.
         """
         lost = list[tuple[int, int]]()
@@ -270,8 +271,7 @@ class ResultStore:
                 continue
             if not self._is_ready(number):
                 continue
-            # Chunks that had no good text before the dimension was known, or for which there was
-            # no space, are not committed yet.
+            # Chunks that `commit_parts` could not commit before.
             damaged = [
                 chunk
                 for chunk in range(output.ledger.plan.count)
@@ -289,7 +289,7 @@ class ResultStore:
         return lost
 
     def plan(self, number: int) -> None:
-        """Have the output planned by `OutputRun.prepare`, after a join that is in progress."""
+        """Have the output planned by `OutputRun.prepare`, in the thread of the joins."""
         self._to_plan.add(number)
         self._signals.wake()
 
@@ -311,7 +311,8 @@ class ResultStore:
         output = self._outputs[number]
         if output.joined or output.waits_for or (output.left and not output.ledger.facts):
             return False
-        # What waits for its vectors takes them from its chunks: a final file may be rounded.
+        # Outputs that wait for its vectors take them from its chunks, which a join may remove: a
+        # final file may be rounded.
         is_awaited = any(number in each.waits_for for each in self._outputs)
         return not is_awaited and output.next_pending(0) is None
 
