@@ -64,11 +64,11 @@ def _batches(rows: list[list[int]], pad_id: int) -> Iterator[tuple[Any, Any, Any
     Ids and mask are int64 of shape (texts, tokens).
     """
     from chunkvisor.config.model import AUTO_TOKENS, PADDING_TOKENS
-    from chunkvisor_worker.batching import cut
+    from chunkvisor_worker.batching import batches_of
     from chunkvisor_worker.contract.messages import Limits
 
     limits = Limits(rows=1_000_000, tokens=AUTO_TOKENS["cpu"], padding=PADDING_TOKENS["cpu"])
-    for indices in cut([len(row) for row in rows], limits):
+    for indices in batches_of([len(row) for row in rows], limits):
         width = max(len(rows[index]) for index in indices)
         ids = np.full((len(indices), width), pad_id, dtype=np.int64)
         mask = np.zeros_like(ids)

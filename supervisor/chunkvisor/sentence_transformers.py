@@ -76,10 +76,10 @@ class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]
         """Note how a worker builds the same model, and give it the tokenizer that workers take."""
         backbone = getattr(self.transformers_model, "name_or_path", None)
         repository = name
-        if not Path(name).is_dir() and "/" not in name and backbone != name:
-            repository = f"{library.__MODEL_HUB_ORGANIZATION__}/{name}"
         folder = Path(name)
         if not folder.is_dir():
+            if "/" not in name and backbone != name:
+                repository = f"{library.__MODEL_HUB_ORGANIZATION__}/{name}"
             found = huggingface_hub.snapshot_download(
                 repository,
                 revision=given.get("revision"),
@@ -93,7 +93,8 @@ class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]
         loading = dict(kwargs.pop("model_kwargs", None) or {})
         loading.pop("dtype", None)  # that of the weights is handed on
         loading.pop("torch_dtype", None)
-        kwargs |= {"model_kwargs": loading} if loading else {}
+        if loading:
+            kwargs["model_kwargs"] = loading
         use_tokenizers_of_files(self, folder, kwargs, LoadLog())
         try:
             kwargs = json.loads(json.dumps(kwargs))

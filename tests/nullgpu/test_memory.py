@@ -41,7 +41,7 @@ _PROGRAM = """
 import json, sys, numpy, torch
 from transformers import AutoConfig, AutoModel
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.batching import cut_measured, gpu_needs
+from chunkvisor_worker.batching import measured_batches, gpu_needs
 from chunkvisor_worker.sentence_transformer import repeat_keys_without_fused_kernel
 
 asked = json.loads(sys.argv[1])
@@ -69,7 +69,7 @@ for name, sizes in asked["sizes"].items():
     limits = Limits(rows=10**9, tokens=10**9, measured=True)
     batches, error = [], ""
     try:
-        for batch in cut_measured(sizes, limits, gpu_needs(torch)):
+        for batch in measured_batches(sizes, limits, gpu_needs(torch)):
             forward(len(batch), int(sizes[batch].max()))
             batches.append(len(batch) * int(sizes[batch].max()))
     except torch.OutOfMemoryError as fault:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.batching import batches_of, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, LengthsTask, Limits, ModelSpec
 from chunkvisor_worker.lengths import TokenCounter, measure
 from chunkvisor_worker.liveness import BeatWriter
@@ -79,7 +79,7 @@ def test_chunks_are_measured_one_by_one(
     assert np.load(tmp_path / "out.npy").tolist() == lengths
     kept = np.minimum(lengths, 6)
     chunks = [kept[start : start + chunk_size] for start in range(0, len(kept), chunk_size)]
-    cuts = [(chunk, cut(chunk, limits)) for chunk in chunks]
+    cuts = [(chunk, batches_of(chunk, limits)) for chunk in chunks]
     assert (report.tokens, report.batches) == (sum(kept), sum(len(batches) for _, batches in cuts))
     assert report.padded_tokens == sum(
         padded_tokens(chunk, batch) for chunk, batches in cuts for batch in batches

@@ -30,14 +30,16 @@ def estimated_tokens(size_bytes: int) -> int:
     return 2 + size_bytes // BYTES_PER_TOKEN
 
 
-def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
+def batches_of(
+    lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False
+) -> list[Indices]:
     """Cut texts of these lengths into batches: arrays of positions, int64 of shape (n,).
 
     The longest texts come first, so that a batch too large for the device fails in the first
     seconds; equal lengths keep their order. A text longer than `limits.tokens` is a batch by
-    itself. A batch also ends before its padding exceeds `limits.padding`: best are the tokens that
-    a device computes in the time that one more batch costs (the ski-rental rule). `flat` batches
-    are not padded: `limits.tokens` bounds the sum of their lengths.
+    itself. `limits.padding` bounds the padding of a batch; its best value is the number of tokens
+    that a device computes in the time that one more batch costs (the ski-rental rule). `flat`
+    batches are not padded: `limits.tokens` bounds the sum of their lengths.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
@@ -68,10 +70,10 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: boo
     return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
 
 
-def cut_measured(
+def measured_batches(
     lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False
 ) -> Iterator[Indices]:
-    """Yield batches as `cut` has them, but first a small one, of the longest texts.
+    """Yield batches as `batches_of` does, but first a small one, of the longest texts.
 
     What it took and left free, as `needs` says, limits the others.
     """
@@ -79,7 +81,7 @@ def cut_measured(
     small = replace(limits, tokens=min(limits.tokens, PROBE_TOKENS))
     if not len(lengths):
         return
-    first = cut(lengths, small, flat=flat)[0]
+    first = batches_of(lengths, small, flat=flat)[0]
     yield first
     rest = np.setdiff1d(np.arange(len(lengths)), first)
     if not len(rest):
@@ -89,7 +91,7 @@ def cut_measured(
     if took_bytes > 0:
         fits = max(fits, int(_SHARE * free_bytes * fits / took_bytes))
     limits = replace(limits, tokens=min(limits.tokens, fits))
-    for batch in cut(lengths[rest], limits, flat=flat):
+    for batch in batches_of(lengths[rest], limits, flat=flat):
         yield rest[batch]
 
 

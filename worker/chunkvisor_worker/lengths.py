@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import cut, estimated_tokens, padded_tokens
+from chunkvisor_worker.batching import batches_of, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import SMALL_FILES, AttemptFiles, read_json
 from chunkvisor_worker.contract.messages import (
@@ -117,7 +117,7 @@ def measure(counter: TokenCounter, task: LengthsTask, out: Path) -> LengthsRepor
             blank_ends += sum(text[-1:].isspace() for text in texts)
         lengths = np.array(counts, dtype=np.int64)
         kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
-        parts = cut(kept, task.limits)
+        parts = batches_of(kept, task.limits)
         tokens += int(kept.sum())
         padded += sum(padded_tokens(kept, part) for part in parts)
         batches += len(parts)

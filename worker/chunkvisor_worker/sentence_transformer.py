@@ -267,11 +267,11 @@ class SentenceTransformerEncoder:
         if limits.measured and counted and self._device != "cpu":
             import torch
 
-            batches = batching.cut_measured(
+            batches = batching.measured_batches(
                 self._lengths, limits, batching.gpu_needs(torch), flat=self._flat
             )
         else:
-            batches = batching.cut(self._lengths, limits, flat=self._flat)
+            batches = batching.batches_of(self._lengths, limits, flat=self._flat)
             lanes = self._lanes(batches) if self._device == "cpu" else lanes
 
         def begins(indices: Indices) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor_worker.batching import PROBE_TOKENS, cut, cut_measured, padded_tokens
+from chunkvisor_worker.batching import PROBE_TOKENS, batches_of, measured_batches, padded_tokens
 from chunkvisor_worker.contract.messages import Limits
 
 GB = 1 << 30
@@ -27,7 +27,7 @@ MEASURED = Limits(1 << 20, 32_768, measured=True)
 )
 def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
     """The longest come first, ties in order, under all limits."""
-    assert [batch.tolist() for batch in cut(lengths, limits)] == expected
+    assert [batch.tolist() for batch in batches_of(lengths, limits)] == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) 
 )
 def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
     """Without padding, the sum of the tokens is what is limited."""
-    assert [batch.tolist() for batch in cut(lengths, limits, flat=True)] == expected
+    assert [batch.tolist() for batch in batches_of(lengths, limits, flat=True)] == expected
     assert sum(padded_tokens(lengths, np.array(batch), flat=True) for batch in expected) == sum(
         lengths
     )
@@ -59,7 +59,7 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
     """Each text is in one batch, lengths only fall, and only a single long text has too many
     tokens.
     """
-    batches = cut(lengths, limits)
+    batches = batches_of(lengths, limits)
     positions = [position for batch in batches for position in batch.tolist()]
     assert sorted(positions) == list(range(len(lengths)))
     assert [lengths[position] for position in positions] == sorted(lengths, reverse=True)
@@ -88,12 +88,12 @@ def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None
         asked.append(1)
         return GB, free_bytes
 
-    batches = list(cut_measured(lengths, MEASURED, needs))
+    batches = list(measured_batches(lengths, MEASURED, needs))
     assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
     assert padded_tokens(lengths, batches[0]) == PROBE_TOKENS
     assert max(padded_tokens(lengths, batch) for batch in batches) == largest // 128 * 128
     assert len(asked) == 1
-    few = list(cut_measured(lengths[:3], MEASURED, lambda: pytest.fail("asked")))
+    few = list(measured_batches(lengths[:3], MEASURED, lambda: pytest.fail("asked")))
     assert [batch.tolist() for batch in few] == [
-        batch.tolist() for batch in cut(lengths[:3], MEASURED)
+        batch.tolist() for batch in batches_of(lengths[:3], MEASURED)
     ]
