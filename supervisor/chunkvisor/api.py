@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -28,14 +27,16 @@ from chunkvisor.commands.onefile import OUTPUT
 from chunkvisor.config.load import LoadedConfig, RowChoice, from_values, in_sections, load
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
-from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
+from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
+from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import halt_for
 from chunkvisor.supervise.resources import Request
 from chunkvisor.supervise.session import run as run_session
+from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.files import make_folders
 
 OnEvent: TypeAlias = Callable[[str, dict[str, Any]], None] | Observer
@@ -48,7 +49,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TEXTS_FILE = re.compile(r"texts-[0-9a-f]{16}\.jsonl")
-_NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
+_NOT_KEPT = "The work and its logs were in a temporary folder, which is removed; give a workdir."
+_OF_SENTENCE_TRANSFORMERS = {
+    "convert_to_tensor": "torch.from_numpy(vectors)",
+    "normalize_embeddings": "normalize",
+    "precision": "sentence_transformers.quantize_embeddings(vectors, precision)",
+    "show_progress_bar": "progress",
+}
+"""Its arguments -> what to use here."""
 
 
 _MEANINGS = {
@@ -86,11 +94,20 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
     A traceback ends at the caller's line: a notebook would print the signature of every frame, and
     the message has to be in the last lines.
     """
+    known = meanings(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True  # in pytest
         try:
+            for name in kwargs:
+                if name in known:
+                    continue
+                ours = _OF_SENTENCE_TRANSFORMERS.get(name)
+                hint = f"use {ours}" if ours else did_you_mean(name, known)
+                raise config_error(
+                    f"{function.__name__} has no argument {name}; {hint}", "Correct the call."
+                )
             return function(*args, **kwargs)
         except ChunkvisorError as error:
             error.what = in_python(error.what)
@@ -99,7 +116,7 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
         raise end.with_traceback(None) from None
 
     lines = [inspect.getdoc(function) or "", "", "Arguments:", ""]
-    for name, words in meanings(function).items():
+    for name, words in known.items():
         lines.append(
             textwrap.fill(f"- {name}: {words}", 100, subsequent_indent="  ", break_on_hyphens=False)
         )
@@ -167,7 +184,7 @@ def run(
     Returns a Report: the final files by name, and the rows that cannot be encoded. Those are NaN,
     or null in a table, and warned of (QuarantineWarning). Raises ChunkvisorError with the message
     and the code of the command; KeyboardInterrupt after SIGINT, once the chunks in progress are
-    done. Signals are caught in the main thread alone.
+    done; SystemExit(143) after SIGTERM. Signals are caught in the main thread only.
     """
     loaded = load(Path(config_path), _overrides(set))
     rows = RowChoice(max_rows)
@@ -219,8 +236,8 @@ def encode(  # noqa: PLR0913 - each is a key of the config
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError,
     whose attributes say what happened, why, what to do, and which log to open; KeyboardInterrupt
-    after Ctrl-C or a notebook's stop button, with a `workdir` once the chunks in progress are done.
-    News goes to the logger "chunkvisor".
+    after Ctrl-C or a notebook's stop button, with a `workdir` once the chunks in progress are done;
+    SystemExit(143) after SIGTERM. News goes to the logger "chunkvisor".
     """
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     kwargs = dict(kwargs or {})
@@ -387,9 +404,17 @@ def _run(
     try:
         run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:
+        if not request.keeps:
+            if error.log is not None:
+                error.add_note(f"The end of the log:\n{read_tail(error.log, 2000)}")
+            error.log = None
+            words = error.remedy.replace(KEPT, "").replace(" to continue", "")
+            error.remedy = f"{words} {_NOT_KEPT}".strip()
+        # `except Exception` catches neither, and so does not swallow a signal.
         if error.code is ExitCode.INTERRUPTED:
-            then = f". {in_python(error.remedy)}" if request.keeps else f". {_NOT_KEPT}"
-            raise KeyboardInterrupt(error.what + then) from None
+            raise KeyboardInterrupt(f"{error.what}. {in_python(error.remedy)}") from None
+        if error.code is ExitCode.TERMINATED:
+            raise SystemExit(int(error.code)) from None
         if error.code is not ExitCode.QUARANTINED:
             raise
     report = Report.of(request.loaded.config)
@@ -411,24 +436,18 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """Yield the folder to work in; a temporary one is removed, except after a failure."""
-    place = Path(tempfile.mkdtemp(prefix="chunkvisor-") if given is None else given).absolute()
+    """Yield the folder to work in; a temporary one is removed in the end."""
+    if given is None:
+        with tempfile.TemporaryDirectory(
+            prefix="chunkvisor-", ignore_cleanup_errors=True
+        ) as temporary:
+            yield Path(temporary).absolute()
+        return
+    place = Path(given).absolute()
     try:
         make_folders(place, mode=0o755)
     except OSError as error:
         raise config_error(
             f"the workdir {place} cannot be made: {error.strerror}", "Choose another folder."
         ) from None
-    failed = False
-    try:
-        yield place
-    except ChunkvisorError as error:
-        if failed := given is None and any(place.iterdir()):
-            error.add_note(
-                f"The work and the logs are in {place}: give it as workdir to continue, or remove "
-                f"it."
-            )
-        raise
-    finally:
-        if given is None and not failed:
-            shutil.rmtree(place, ignore_errors=True)
+    yield place

@@ -116,9 +116,10 @@ def fault(
     block in which the fault never struck: such a test would show nothing.
     """
     if name not in _FAULT_OF:
-        raise Halt(
-            ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, _FAULT_OF)}"
-        )
+        hint = did_you_mean(name, _FAULT_OF)
+        if name == PARENT_KILLED:
+            hint = "it would kill your test; start the command as a process, and kill that"
+        raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {hint}")
     provoked = ProvokedFault(_FAULT_OF[name], chunk, output, times)
     if chunk < 0 or times < 1:
         raise Halt(

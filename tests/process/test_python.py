@@ -230,14 +230,40 @@ def test_errors_of_the_texts_go_through() -> None:
         encode(texts())
 
 
-def test_a_temporary_folder_outlives_a_failure(tmp_path: Path) -> None:
-    """After an error the folder is kept, with its log, and the error names it."""
+def test_nothing_is_kept_without_a_workdir(tmp_path: Path) -> None:
+    """After an error the temporary folder is gone, with the texts in it; the error says so, names
+    no file of it, and has the end of the log.
+    """
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(["a"], encoder="no_such_module:make")
-    assert caught.value.log is not None
-    assert "No module named 'no_such_module'" in caught.value.log.read_text()
-    (kept,) = (tmp_path / "tmp").iterdir()
-    assert f"in {kept}: give it as workdir" in "\n".join(caught.value.__notes__)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert "were in a temporary folder, which is removed" in caught.value.remedy
+    assert str(tmp_path / "tmp") not in str(caught.value)
+    assert "No module named 'no_such_module'" in "\n".join(caught.value.__notes__)
+    with pytest.raises(chunkvisor.ChunkvisorError) as stopped:
+        encode(["a", "b"], chunk_size=1, stop_after=1e-9)
+    assert stopped.value.code is chunkvisor.ExitCode.TRY_AGAIN
+    assert "continue" not in stopped.value.remedy
+    assert "kept" not in stopped.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("normalize_embeddings", "use normalize"),
+        ("show_progress_bar", "use progress"),
+        ("convert_to_tensor", "use torch.from_numpy(vectors)"),
+        ("precision", "use sentence_transformers.quantize_embeddings(vectors, precision)"),
+        ("batchsize", "did you mean batch_size?"),
+        ("zzz", "there are: texts, model, workdir"),
+    ],
+)
+def test_an_unknown_argument_is_named(argument: str, hint: str) -> None:
+    """An argument that `encode` does not have is refused with what to use in its place."""
+    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+        encode(["a"], **{argument: True})
+    assert caught.value.code is chunkvisor.ExitCode.CONFIG
+    assert caught.value.what.startswith(f"encode has no argument {argument}; {hint}")
 
 
 def test_quarantined_texts_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -322,11 +348,13 @@ import chunkvisor
 
 def on_event(name, details):
     if name == "go":
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGNAL)
 
 try:
     chunkvisor.encode(["a", "b"], model="m", encoder="good:make", device="cpu", chunk_size=1, workdir="w",
                       set="workers.standby=0", on_event=on_event)
+except Exception:
+    print("swallowed")
 except KeyboardInterrupt as interrupt:
     print("interrupted:", interrupt)
 """
@@ -336,10 +364,17 @@ def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in
     Python.
     """
-    said = said_by(sys.executable, "-c", INTERRUPTED, cwd=tmp_path)
+    script = INTERRUPTED.replace("signal.SIGNAL", "signal.SIGINT")
+    said = said_by(sys.executable, "-c", script, cwd=tmp_path)
     assert said.startswith("interrupted: stopped by SIGINT. Call it again to continue")
     chunks = tmp_path / "w/.chunkvisor/outputs/embeddings/0001/chunks"
     assert len([*chunks.rglob("*.npy")]) == 1
+
+
+def test_sigterm_ends_the_program(tmp_path: Path) -> None:
+    """After SIGTERM the program ends with 143: `except Exception` does not swallow that."""
+    script = INTERRUPTED.replace("signal.SIGNAL", "signal.SIGTERM")
+    assert said_by(sys.executable, "-c", script, code=143, cwd=tmp_path) == ""
 
 
 def test_public_names() -> None:

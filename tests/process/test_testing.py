@@ -3,6 +3,7 @@ trace.
 """
 
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import chunkvisor
 from chunkvisor import testing
 from chunkvisor.testing import FAULTS
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
-from harness import Workplace, local_engine_only
+from docpages import blocks
+from harness import ROOT, Workplace, local_engine_only, said_by
 
 pytestmark = local_engine_only
 
@@ -120,7 +122,7 @@ def test_every_outcome_has_its_fault() -> None:
         ({"name": "gpu_omm", "chunk": 1}, "no fault gpu_omm to provoke; did you mean gpu_oom"),
         (
             {"name": "supervisor-killed", "chunk": 1},
-            "there is no fault supervisor-killed to provoke",
+            "no fault supervisor-killed to provoke; it would kill your test; start the command",
         ),
         ({"name": "oom", "chunk": -1}, "chunk=-1"),
         ({"name": "oom", "chunk": 1, "times": 0}, "times=0"),
@@ -176,6 +178,16 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
     assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
     (log,) = workplace.hidden.glob("outputs/out/0001/attempts/000001/001/worker.log")
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()
+
+
+def test_the_fixture_of_the_page_kills_a_run(workplace: Workplace) -> None:
+    """The page's fixture kills a run after its first chunk, and its test finds that it continues."""
+    prepared(workplace)
+    page = ROOT / "docs" / "how-to" / "test-your-pipeline.md"
+    (block,) = (each.text for each in blocks(page, "python") if "pytest" in each.text)
+    (workplace.folder / "test_page.py").write_text(block)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py")
+    assert "1 passed" in said_by(*command, cwd=workplace.folder)
 
 
 def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:

@@ -113,6 +113,15 @@ def test_what_is_too_far_from_float32_is_not_taken(
     )
 
 
+def test_too_few_texts_tell_nothing(config: Path) -> None:
+    """Texts that take less than a second are refused: their rates would differ by chance."""
+    (config.parent / "rows.txt").write_text("one\ntwo\n")
+    with pytest.raises(Halt, match="cannot tell which settings are faster") as caught:
+        tuned(config)
+    assert caught.value.code is ExitCode.CONFIG
+    assert "40 texts or more" in caught.value.remedy
+
+
 def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be the slowest, so it is not tried."""
     monkeypatch.setattr(tuning_module, "has_bfloat16", lambda: False)

@@ -1,6 +1,7 @@
 """Try settings on a sample of the first output's texts; compare rates and vectors."""
 
 import importlib.util
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,9 +31,11 @@ from chunkvisor_worker.contract.messages import ModelSpec, Phase
 # Around what `auto` is: 2,048 on a CPU, 32,768 on a GPU.
 _TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
 _FIRST_TEXTS = 64
-_MOST_TEXTS = 2000
-# Seconds that the sample takes with the config unchanged.
+_MOST_TEXTS = 20_000
+# Seconds that the sample takes with the config unchanged; with less than the second, the rates of
+# two settings differ by chance.
 _EACH_S = 4.0
+_LEAST_S = 1.0
 # A setting that gains less than a twentieth is not worth a change of the config.
 _MATTERS = 1.05
 # Of the vectors of a setting to those of float32; with less, it is not recommended.
@@ -77,6 +80,13 @@ def tune(
         first, rate = measure(now, _sample_texts(tables[0], _FIRST_TEXTS))
         if first.vectors is None:
             raise first.failure("no text could be encoded with the config unchanged")
+        count = tables[0].distinct
+        if count < rate * _LEAST_S:
+            raise config_error(
+                f"tune cannot tell which settings are faster: the {counted(count, 'text')} of the "
+                f"first output take {count / rate:.2g} s",
+                f"Put an output with {math.ceil(rate * _EACH_S):,} texts or more first.",
+            )
         now[_DTYPE] = first.dtype or "float32"
         texts = _sample_texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain = {**now, _DTYPE: "float32", _BATCH: "auto", _WORKERS: 1}
