@@ -406,7 +406,7 @@ def _run(
     except ChunkvisorError as error:
         if not request.keeps:
             if error.log is not None:
-                error.add_note(f"The end of the log:\n{read_tail(error.log, 2000)}")
+                error.add_note(f"The end of the log:\n{read_tail(error.log)[-2000:]}")
             error.log = None
             words = error.remedy.replace(KEPT, "").replace(" to continue", "")
             error.remedy = f"{words} {_NOT_KEPT}".strip()

@@ -261,7 +261,7 @@ def test_nothing_is_kept_without_a_workdir(tmp_path: Path) -> None:
 def test_an_unknown_argument_is_named(argument: str, hint: str) -> None:
     """An argument that `encode` does not have is refused with what to use in its place."""
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
-        encode(["a"], **{argument: True})
+        encode(["a"], **dict[str, Any]({argument: True}))
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert caught.value.what.startswith(f"encode has no argument {argument}; {hint}")
 

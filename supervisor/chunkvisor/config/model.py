@@ -554,8 +554,7 @@ class Config(Section):
     def secret_env(self) -> dict[str, str]:
         """Return the variable by which workers get the secrets that their specs have digests of."""
         secrets = dict[str, Any]()
-        encodes = [self.encode, *(output.encode for output in self.outputs.values())]
-        digested([self.model.kwargs, *(encode.kwargs for encode in encodes)], secrets)
+        digested(self.model_dump(mode="json"), secrets)
         return {SECRETS: json.dumps(secrets)} if secrets else {}
 
     def effective_encode(self, output: str) -> EncodeConfig:
