@@ -441,7 +441,7 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(
             prefix="chunkvisor-", ignore_cleanup_errors=True
         ) as temporary:
-            yield Path(temporary).absolute()
+            yield Path(temporary)
         return
     place = Path(given).absolute()
     try:

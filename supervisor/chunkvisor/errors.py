@@ -66,9 +66,9 @@ class ChunkvisorError(Exception):
         log: Path | None = None,
         see: str = "",
     ) -> None:
-        super().__init__(masked(what))
         self.code = code
         self.what = masked(what)
+        super().__init__(self.what)
         self.why = masked(why)
         self.remedy = masked(remedy)
         self.log = log

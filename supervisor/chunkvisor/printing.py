@@ -14,7 +14,7 @@ from typing import TextIO
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
-from chunkvisor_worker.contract.secrets import masked, masked_values
+from chunkvisor_worker.contract.secrets import masked
 
 
 def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
@@ -28,10 +28,10 @@ def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:
 
 def print_json(value: object) -> None:
     """Print a value as JSON, for programs."""
-    _print(json.dumps(masked_values(value), indent=2), err=False, red=False)
+    _print(json.dumps(value, indent=2))
 
 
-def _print(text: str, *, err: bool, red: bool) -> bool:
+def _print(text: str, *, err: bool = False, red: bool = False) -> bool:
     stream = sys.stderr if err else sys.stdout
     words = printable(text)
     if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):

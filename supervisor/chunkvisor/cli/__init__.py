@@ -86,8 +86,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
         cli.main(prog_name="chunkvisor", standalone_mode=False)
-    except Halt as halt:
-        _end(halt)
+    except Halt as error:
+        _end(error)
     except click.ClickException as error:
         words = io.StringIO()
         error.show(words)
@@ -96,17 +96,13 @@ def main() -> None:
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
-    except MemoryError:
-        from chunkvisor.store.disk import memory_halt
+    except (MemoryError, OSError) as error:
+        from chunkvisor.store.disk import halt_for, memory_halt
 
-        _end(memory_halt())
-    except OSError as error:
-        from chunkvisor.store.disk import halt_for
-
-        refused = halt_for(error, Path())
-        if refused is None:
+        halt = halt_for(error, Path()) if isinstance(error, OSError) else memory_halt()
+        if halt is None:
             raise
-        _end(refused)
+        _end(halt)
 
 
 def _end(halt: Halt) -> None:

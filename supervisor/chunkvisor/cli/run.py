@@ -227,14 +227,13 @@ def run(
         finally:
             if given["log_format"] == "text":
                 attempts = observer.state.attempts
-                lines = next_steps(
+                for line in next_steps(
                     loaded,
                     began_s,
                     trial=bool(max_rows),
                     complete=code is ExitCode.COMPLETE,
                     report=bool(attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED),
-                )
-                for line in lines:
+                ):
                     observer.say(line)
                 if attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _say_how_to_continue(observer, workdir)

@@ -132,21 +132,17 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
         keys = dict[str, yaml.Node]()
         if isinstance(found, yaml.MappingNode):
             keys = {name.value: node for name, node in found.value}
-        start = found.start_mark.index
-        end = found.end_mark.index
-        new = f"{key}: {value}"
+        old = keys.get(key, found)
+        start = old.start_mark.index
+        end = old.end_mark.index
         if key in keys:
-            start = keys[key].start_mark.index
-            end = keys[key].end_mark.index
             new = str(value)
         elif not keys:  # null, as all of its keys are commented out, or {}
-            new = f"\n  {new}"
-        elif found.flow_style:
-            start = end = start + 1
-            new += ", "
+            new = f"\n  {key}: {value}"
         else:
-            end = start
-            new += "\n".ljust(found.start_mark.column + 1)
+            start = end = start + bool(found.flow_style)
+            joint = ", " if found.flow_style else "\n".ljust(found.start_mark.column + 1)
+            new = f"{key}: {value}{joint}"
         text = f"{text[:start]}{new}{text[end:]}"
     edited, _ = parse(text, "the edited config")
     return text if edited == wanted else None

@@ -12,7 +12,6 @@ from typing import Any
 
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.secrets import masked
 
 # How far a vector may lie from the one in float32, relative to its length, by the dtype of the
 # weights (as measured in docs/how-to/diagnose.md). float32 leaves room for TF32; half precision
@@ -67,4 +66,4 @@ def kwargs_without_code(folder: Path, kwargs: Mapping[str, Any]) -> str:
 
 def config_line(kwargs: Mapping[str, Any], **added: Any) -> str:
     """Return the line `model.kwargs: {…}` for the config, with `added` in it and secrets masked."""
-    return masked(re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}"))
+    return re.sub(r'"(\w+)": ', r"\1: ", f"model.kwargs: {json.dumps({**kwargs, **added})}")
