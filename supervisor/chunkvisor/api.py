@@ -405,11 +405,11 @@ def _run(
         run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:
         if not request.keeps:
-            if error.log is not None:
+            if error.log:
                 error.add_note(f"The end of the log:\n{read_tail(error.log)[-2000:]}")
             error.log = None
             words = error.remedy.replace(KEPT, "").replace(" to continue", "")
-            error.remedy = f"{words} {_NOT_KEPT}".strip()
+            error.remedy = f"{words} {_NOT_KEPT}"
         # `except Exception` catches neither, and so does not swallow a signal.
         if error.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt(f"{error.what}. {in_python(error.remedy)}") from None
