@@ -1,8 +1,9 @@
 """What the parts of one run share: the signals and the time that end it, and where it reports.
 
 The first SIGINT or SIGTERM *drains* the run: it starts nothing new, and finishes what is in
-progress. The second stops it at once. SIGINT comes from a person, who can wait and send another. SIGTERM
-comes from a system that may send SIGKILL soon, so the run then ends within `recovery.grace`.
+progress. The second stops it at once. SIGINT comes from a person, who can wait and send another.
+SIGTERM comes from a system that may send SIGKILL soon, so the run then ends within
+`recovery.grace`.
 
 This module is imported before the model begins to load. So that the load begins early, it imports
 neither numpy nor what works on outputs.
