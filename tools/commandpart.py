@@ -23,7 +23,6 @@ EXITS: dict[str, tuple[int, ...]] = {
     "init": (0, 78),
     "explain": (0, 2),
 }
-COMMON = ("--help", "--json")
 RANGE = re.compile(r"; 1<=x<=\d+| \[1<=x<=\d+\]| \[x>=0\]")
 EXITS["encode"] = EXITS["run"]
 """What each command ends with, except 1, 2, 74 and 130, which any of them can."""
@@ -31,7 +30,7 @@ EXITS["encode"] = EXITS["run"]
 
 def commands() -> str:
     """Every command, in the order of `chunkvisor --help`."""
-    context = click.Context(cli, info_name="chunkvisor")
+    context = click.Context(cli, info_name="chunkvisor", **cli.context_settings)
     parts = []
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
@@ -53,9 +52,9 @@ def _command(command: click.Command, context: click.Context) -> str:
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     """Yield a line for each option, but those of which the page says once what they do."""
-    for option in command.get_params(context):
+    for option in command.params:
         record = option.get_help_record(context)
-        if isinstance(option, click.Option) and record and option.opts[-1] not in COMMON:
+        if isinstance(option, click.Option) and record and option.opts != ["--json"]:
             yield f"- {code(record[0])}: {RANGE.sub('', _joined(record[1]))}"
 
 

@@ -47,7 +47,7 @@ from docpages import (
 from harness import ROOT
 
 KEYS = keys()
-GROUP = click.Context(cli, info_name="chunkvisor")
+GROUP = click.Context(cli, info_name="chunkvisor", **cli.context_settings)
 VERBS = {name: cli.get_command(GROUP, name) for name in cli.list_commands(GROUP)}
 
 
