@@ -12,6 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+OnWait = Callable[[], None]
+"""Called several times a second by what takes long: keeps the display going. It raises, and so ends
+what called it, if the run is asked to stop."""
+
 _POLL_S = 0.02  # between two looks whether the child has ended
 _STACK_S = 1.0  # in which faulthandler writes the stack of a child that takes too long
 _KILL_S = 10.0  # for the end of a killed child; one that hangs in a driver is left behind
@@ -20,7 +24,7 @@ _KILL_S = 10.0  # for the end of a killed child; one that hangs in a driver is l
 def run_child(
     command: Sequence[str],
     log: Path,
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: OnWait = lambda: None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = math.inf,
     stdin: int = subprocess.DEVNULL,

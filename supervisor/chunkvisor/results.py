@@ -103,14 +103,13 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None, *, kept: b
     `place` names the text of a row for the caller of `encode`; without it, output and row are
     named. The list is named only if its workdir is `kept`.
     """
-    own = {
-        name: output for name, output in report.outputs.items() if "combined" not in output.manifest
-    }
     layout = Layout(report.workdir)
     names = []
     files = []
     rows_in_manifests = []
-    for name, output in own.items():
+    for name, output in report.outputs.items():
+        if "combined" in output.manifest:
+            continue
         rows_in_manifests += output.manifest["quarantined"]
         for each in output.quarantined:
             names.append(place(each.row) if place else f"{name} row {each.row}")

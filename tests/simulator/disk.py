@@ -192,8 +192,8 @@ class Output(OutputRun):
         super().become(planned)
         self.files = cast("Output", planned).files
 
-    def _finish(self, on_block: Callable[[], None]) -> dict[str, Any]:
-        return self.join(on_block)
+    def _finish(self, on_wait: Callable[[], None]) -> dict[str, Any]:
+        return self.join(on_wait)
 
     @property
     def state(self) -> bytearray:

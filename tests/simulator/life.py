@@ -755,16 +755,16 @@ class _Run:
         output.joined = number in self.disk.published
         left = [each for each in self.life.left_behind if each.task.output == number]
         output.attempts_left = lambda: left
-        output.join = lambda on_block: self._join(number, on_block)
+        output.join = lambda on_wait: self._join(number, on_wait)
         if waits:
             output.waits_for = frozenset({0})
             output.prepare = self._plan
         return output
 
-    def _plan(self, on_block: Callable[[], None]) -> tuple[Output, list[Any]]:
+    def _plan(self, on_wait: Callable[[], None]) -> tuple[Output, list[Any]]:
         """Plan the second output, which has texts of the first."""
         self.watchdog.plans(self)
-        on_block()
+        on_wait()
         self.life.plan_shared()
         planned = self._open(1)
         planned.find_known_good()
@@ -785,10 +785,10 @@ class _Run:
         except (OSError, ChunkDamagedError) as error:
             job.future.set_exception(error)
 
-    def _join(self, number: int, on_block: Callable[[], None]) -> dict[str, Any]:
+    def _join(self, number: int, on_wait: Callable[[], None]) -> dict[str, Any]:
         output = self.outputs[number]
         self.watchdog.joins(number)
-        on_block()
+        on_wait()
         if within(self.world.disk_full, self.life.now_s):
             raise full()
         if self.life.mishap("damaged chunk"):

@@ -96,15 +96,15 @@ def publish_joined(
     ledger: Ledger,
     table: StagedTable,
     form: Form | None = None,
-    on_block: Callable[[], None] = lambda: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> tuple[Final, dict[str, Any]]:
     """Join, and publish with a manifest; both."""
     form = form or Form()
     inputs = join.JoinInputs(ledger, table)
-    final = join.assemble(inputs, form, on_block)
+    final = join.assemble(inputs, form, on_wait)
     described = describe_file(ledger.layout, form, final.digest)
     made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f"}
-    made |= publishing.list_quarantined(ledger.layout, quarantined(inputs, on_block))
+    made |= publishing.list_quarantined(ledger.layout, quarantined(inputs, on_wait))
     made |= {"zero_rows": final.zero_rows, **described}
     publish(ledger.layout, made)
     return final, made
@@ -132,7 +132,7 @@ def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int) -> No
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
-        final, _ = publish_joined(ledger, table, on_block=lambda: blocks.append(None))
+        final, _ = publish_joined(ledger, table, on_wait=lambda: blocks.append(None))
         layout = ledger.layout
         assert (final.dimension, final.zero_rows) == (DIMENSION, 0)
         assert final.digest == digest_file(layout.final)
@@ -243,7 +243,7 @@ def test_damaged_chunk(
 
 
 def test_stopped() -> None:
-    """What `on_block` raises ends the assembly, and neither a final file nor a thread is left."""
+    """What `on_wait` raises ends the assembly, and neither a final file nor a thread is left."""
 
     def stop() -> None:
         raise InterruptedError
@@ -251,7 +251,7 @@ def test_stopped() -> None:
     before = threading.active_count()
     with assembled(ROWS, 2, 2) as (ledger, table, _):
         with pytest.raises(InterruptedError):
-            publish_joined(ledger, table, on_block=stop)
+            publish_joined(ledger, table, on_wait=stop)
         assert not ledger.layout.final.exists()
         assert not list(ledger.layout.hidden.glob("out.*"))
     assert threading.active_count() == before

@@ -6,17 +6,15 @@ touches the device only when the gate is opened: so the next worker is ready whi
 
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.core.instructions import Task
 from chunkvisor.devices.handles import DeviceHandle
 from chunkvisor.engine.engine import Worker
 from chunkvisor.judge import EndedBy, Pulse
+from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor_worker.contract.messages import Limits, Phase
-
-if TYPE_CHECKING:
-    from chunkvisor.store.attempt import AttemptFolder
 
 GRACE_S = 5.0  # between one signal and the next, stronger one
 _BEAT_PAUSE_S = 0.25  # between two readings of the beat file, if the worker does not call
@@ -29,7 +27,7 @@ class RunningAttempt:
     number: int  # by which the scheduler knows its worker
     task: Task
     handle: DeviceHandle
-    folder: "AttemptFolder"
+    folder: AttemptFolder
     worker: Worker
     limits: Limits
     started_s: float

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.child import OnWait
 from chunkvisor.core.instructions import Task
 from chunkvisor.core.policy import Canary, KnownText, OwnText
 from chunkvisor.devices.handles import DeviceHandle
@@ -36,9 +37,8 @@ class OutputRun:
     table: StagedTable  # only the texts that are to be encoded, numbered as in the ledger
     job: Spec  # what the specs of all its attempts have in common
     limits: Limits  # batch limits of the config, before any was lowered
-    finish: Callable[[Callable[[], None]], dict[str, Any]]
-    """Joins and publishes the output; returns the fields of the event `OutputComplete`. Runs in a
-    thread, and calls its argument now and then, which may raise to stop it."""
+    finish: Callable[[OnWait], dict[str, Any]]
+    """Joins and publishes the output, in a thread; returns the fields of `OutputComplete`."""
     form: Form  # of its final file
     model: ModelSource  # from which its workers load; its folder must not change meanwhile
     rows: int = 0
@@ -48,9 +48,9 @@ class OutputRun:
     waits_for: frozenset[int] = frozenset()
     """Numbers of earlier outputs that encode some of its texts. Until they are done, its ledger has
     a guess of what is left to encode."""
-    prepare: "Callable[[Callable[[], None]], tuple[OutputRun, list[Event]]] | None" = None
-    """If it waits for others: plans it once they are done, as `finish` is called. Returns the
-    planned output, and the events to report."""
+    prepare: "Callable[[OnWait], tuple[OutputRun, list[Event]]] | None" = None
+    """If it waits for others: plans it once they are done, in a thread. Returns the planned output,
+    and the events to report."""
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded

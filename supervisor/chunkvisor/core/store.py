@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
+from chunkvisor.child import OnWait
 from chunkvisor.core.instructions import Task
 from chunkvisor.core.output import OutputRun
 from chunkvisor.core.run import Run
@@ -293,7 +294,7 @@ class ResultStore:
         self._to_plan.add(number)
         self._signals.wake()
 
-    def _begin_join(self, number: int, job: Callable[[Callable[[], None]], Any]) -> None:
+    def _begin_join(self, number: int, job: Callable[[OnWait], Any]) -> None:
         future = self._pool.submit(job, self._still_wanted)
         self._join = number, future
         future.add_done_callback(lambda _: self._signals.wake())

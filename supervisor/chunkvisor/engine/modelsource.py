@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.child import run_child
+from chunkvisor.child import OnWait, run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import Repository, check_code, outside_of, repository_of
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -101,7 +101,7 @@ class ModelSource:
 
 
 def _stamp_files(
-    folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
+    folder: Path, known: Mapping[str, Stamp], on_wait: OnWait = lambda: None
 ) -> dict[str, Stamp]:
     """Return a stamp of each file in the folder, reading those that were touched since `known`."""
     stamps = dict[str, Stamp]()
@@ -139,9 +139,7 @@ def _require_model(folder: Path) -> None:
 # --- resolving
 
 
-def resolve_local(
-    folder: Path, cache: Path, on_wait: Callable[[], None] = lambda: None
-) -> ModelSource:
+def resolve_local(folder: Path, cache: Path, on_wait: OnWait = lambda: None) -> ModelSource:
     """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
     Files that are untouched since `cache` was written are not read again. Calls `on_wait` before
@@ -162,7 +160,7 @@ def resolve_hub(
     scratch: Path,
     timeout_s: float,
     pause: Callable[[float, float, str], None],
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: OnWait = lambda: None,
     *,
     anew: bool = False,
 ) -> ModelSource:
@@ -208,7 +206,7 @@ def resolve_hub(
 def fetch_model(
     wanted: Repository,
     scratch: Path,
-    on_wait: Callable[[], None],
+    on_wait: OnWait,
     environment: Mapping[str, str] | None = None,
 ) -> ModelSource | Verdict:
     """Download a snapshot in a child process; return it, or the verdict on that child.

@@ -4,14 +4,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.child import run_child
+from chunkvisor.child import OnWait, run_child
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import Device
@@ -56,7 +56,7 @@ def try_texts(
     device: Device,
     loaded: LoadedConfig | None,
     folder: Path,
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: OnWait = lambda: None,
     limits: Limits = ONE_ROW,
 ) -> Trial:
     """Encode the texts with one worker, whose attempt is in the existing empty folder.

@@ -1,6 +1,5 @@
-"""From staged texts to final files.
+"""What an output goes through on the disk, from staged texts to its final file.
 
-Takes vectors over, joins chunks, publishes, and keeps the record of it.
-
-May import sources and down.
+`state` draws the stages and reads which one is reached; the other modules take an output from one
+stage to the next. May import `sources` and what is below it.
 """

@@ -3,12 +3,13 @@
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from chunkvisor.child import OnWait
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outputs.forms import Form, Stored, VectorType, clear_partial, form_of
 from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_final
@@ -46,14 +47,14 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
 
 
 def combine(
-    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
+    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_wait: OnWait
 ) -> tuple[dict[str, Any], bool]:
-    """Put final files side by side in one array of their dtype.
+    """Put final files side by side in one array, of the dtype of the first.
 
-    `members` are their manifests, by the name of the output. Returns the manifest, and whether
-    the combined file was there already: it is made again if a member has changed. Calls
-    `on_block` now and then; it may raise to stop. Raises OSError; Halt: 78 if something else is
-    in its place, 74 if a member is damaged.
+    Row i has row i of each: members of shapes (rows, 384) and (rows, 768) give (rows, 1152).
+    `members` are their manifests, by the name of the output. Returns the manifest, and whether the
+    combined file was there already: it is made again if a member has changed. Raises OSError;
+    Halt: 78 if something else is in its place, 74 if a member is damaged.
     """
     complete_publication(layout)
     fingerprint = digest_of(
@@ -87,9 +88,9 @@ def combine(
             )
             zero_rows += int(np.count_nonzero(~block.any(axis=1)))
             yield block
-            on_block()
+            on_wait()
         for rest in found:
-            next(rest, None)  # digests are compared at the end
+            next(rest, None)  # the reader compares the digest when it is asked for more
 
     try:
         written = layout.partial(form.format)
@@ -122,7 +123,7 @@ def combine(
 def _quarantined_in_any(
     outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Give the rows that have no vector in one of the outputs, or in several."""
+    """Give the rows without a vector in one or several of the outputs, with all reasons."""
 
     def with_name(name: str) -> Iterator[dict[str, Any]]:
         for each in all_quarantined(outputs[name], members[name]):

@@ -1,6 +1,7 @@
-"""Finds where vectors of an output's texts are already, and reads them.
+"""Finds places that already have vectors of an output's texts, and reads those.
 
-Donors are final files and chunks, of this workdir and of others, with the same vector identity.
+Such a place is called a *donor*: a final file or committed chunks, in this workdir or another, of
+which model and settings give the same vectors (`Identity.vector_fingerprint`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,14 +26,15 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
 Blocks = Iterator[tuple[int, Vectors]]
-"""Vectors that stand one after the other, with the number of the first; the numbers rise."""
+"""(number of its first vector, vectors) for each block; the numbers rise."""
 
 
 @frozen
 class Donor:
-    """One place that may have vectors of some of the texts.
+    """A place that may have vectors of some of the texts.
 
-    It numbers its vectors in an order of its choice: of a final file by row, of chunks by text.
+    It numbers its vectors in the order in which they lie there: a final file by row, chunks by
+    text.
     """
 
     place: Place
@@ -42,13 +44,13 @@ class Donor:
     blocks: Callable[[], Blocks]
     """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
     numbers: Callable[[Numbers], Numbers]
-    """Rows of its source to its numbers; -1 = it has no vector for the row."""
+    """Rows of its source to the numbers of their vectors; -1 = it has none for the row."""
     tokens: Callable[[Numbers], Numbers]
-    """Its numbers to tokens before the cut: 0 = the text was not cut, -1 = not counted."""
+    """Numbers of vectors to tokens of their texts before the cut; 0 = not cut, -1 = not counted."""
 
 
 def final_donor(found: Found, wanted: Identity, words: str) -> Donor | None:
-    """Offer the final file that is in place; None if it has no vectors for `wanted`.
+    """Return the final file in place as a donor; None if its vectors are not those of `wanted`.
 
     `words` name it for people.
     """
@@ -78,7 +80,7 @@ def final_donor(found: Found, wanted: Identity, words: str) -> Donor | None:
 
 
 def other_workdirs_donors(folders: Sequence[Path], wanted: Identity) -> Iterator[Donor | None]:
-    """Offer finished outputs of other workdirs.
+    """Give the final files of these other workdirs as donors.
 
     Raises Halt (78) if one of the folders is not a workdir.
     """
@@ -95,7 +97,7 @@ def other_workdirs_donors(folders: Sequence[Path], wanted: Identity) -> Iterator
 
 
 def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
-    """Offer the chunks that a generation has committed, and its copies; None if there are none."""
+    """Return the committed chunks of a generation, and its copies, as a donor, if there are any."""
     if not layout.chunks.exists():
         return None
     try:
@@ -118,7 +120,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
         chunk: path for chunk, path in chunk_files(layout) if ledger.files.is_whole(chunk, path)
     }
 
-    # Numbers of this donor: those of the texts that are encoded, then the rows of the copies.
+    # This donor numbers the vectors of encoded texts as the texts, then those of the copies.
     files = [(plan.bounds(chunk)[0], path) for chunk, path in whole.items()]
     if reuse:
         files.append((plan.distinct, copies.copied))

@@ -1,12 +1,13 @@
-"""ENCODING ──► PUBLISHING: joins the committed chunks, and writes what the manifest says."""
+"""ENCODING ──► PUBLISHING: joins the committed chunks, and puts the manifest together."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from chunkvisor.child import OnWait
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.outputs.forms import Form
 from chunkvisor.outputs.join import JoinInputs, assemble
@@ -36,25 +37,26 @@ def finish_output(
     model: ModelSource,
     keep_chunks: bool,
     more: dict[str, Any],
-    on_block: Callable[[], None],
+    on_wait: OnWait,
 ) -> dict[str, Any]:
     """Join and publish the output; return the fields of the event `OutputComplete`.
 
-    `more` goes into the manifest. Raises Halt, OSError, and what `on_block` raises.
+    `job` is what the specs of all attempts have in common; `more` are further entries of the
+    manifest. Raises Halt, OSError, and what `on_wait` raises.
     """
     ledger = inputs.ledger
     table = inputs.table
     reuse = inputs.reuse
     layout = ledger.layout
     model.check_unchanged()
-    if reuse and not ledger.facts:  # they were lost, and no chunk is left whose worker knows them
+    if reuse and not ledger.facts:  # all vectors are copies, and the record of the model was lost
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
     complete_publication(layout)  # of a join that failed after the rename, and is tried again
-    final = assemble(inputs, form, on_block)
+    final = assemble(inputs, form, on_wait)
     facts = ledger.facts
     assert facts
-    cut = _record_cut(inputs, on_block)
+    cut = _record_cut(inputs, on_wait)
     prompt = job.encode.prompt
     if prompt is None and facts.loaded:
         prompt = facts.loaded.prompt
@@ -65,7 +67,7 @@ def finish_output(
         "dimension": final.dimension,
         **describe_file(layout, form, final.digest),
         "fingerprint": fixed.identity.fingerprint,
-        **list_quarantined(layout, quarantined(inputs, on_block)),
+        **list_quarantined(layout, quarantined(inputs, on_wait)),
         "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,
@@ -75,7 +77,7 @@ def finish_output(
             "max_length": max_length,
             "loaded": asdict(facts.loaded) if facts.loaded else None,
         },
-        # The prompt in effect, also if it was chosen by name or is the model's default.
+        # The text of the prompt, also if it was chosen by name or is the model's default.
         "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
         "text": {key: value for key, value in texts_from.items() if value is not None},
@@ -111,11 +113,8 @@ def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
 
-def quarantined(inputs: JoinInputs, on_block: Callable[[], None]) -> Iterator[dict[str, Any]]:
-    """Give all rows without a vector, in order.
-
-    Calls `on_block` now and then; it may raise to stop.
-    """
+def quarantined(inputs: JoinInputs, on_wait: OnWait) -> Iterator[dict[str, Any]]:
+    """Give all rows without a vector, in order, as a manifest lists them."""
     table = inputs.table
     bad = inputs.bad_texts()
     if not bad:
@@ -127,14 +126,13 @@ def quarantined(inputs: JoinInputs, on_block: Callable[[], None]) -> Iterator[di
         for row, place in zip(rows, table.places_of(rows), strict=True):
             why = bad[int(texts[row - start])]
             yield {"row": row, "outcome": str(why.outcome), "reason": why.reason, "place": place}
-        on_block()
+        on_wait()
 
 
-def _record_cut(inputs: JoinInputs, on_block: Callable[[], None]) -> dict[str, Any] | None:
-    """List the rows whose text was cut, in the state; return the manifest's `truncated`.
+def _record_cut(inputs: JoinInputs, on_wait: OnWait) -> dict[str, Any] | None:
+    """Write the list of the rows whose text was cut; return the manifest's entry `truncated`.
 
-    None if the encoder does not count them. Calls `on_block` now and then; it may raise to stop.
-    Raises OSError.
+    None if the encoder does not count them. Raises OSError.
     """
     ledger = inputs.ledger
     table = inputs.table
@@ -164,7 +162,7 @@ def _record_cut(inputs: JoinInputs, on_block: Callable[[], None]) -> dict[str, A
                 pairs = zip((rows + start).tolist(), tokens[rows].tolist(), strict=True)
                 lines.writelines(b'{"row": %d, "tokens": %d}\n' % pair for pair in pairs)
                 yield tokens.tobytes()
-                on_block()
+                on_wait()
 
     write_blocks(layout.cut_rows, tokens_before_the_cut())
     if not count:

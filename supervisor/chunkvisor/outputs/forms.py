@@ -1,4 +1,4 @@
-"""The forms of a final file: the type of its numbers, and its format."""
+"""The forms of a final file: its format (npy, parquet), and the type of its numbers."""
 
 import contextlib
 import hashlib
@@ -66,7 +66,7 @@ machine; the cause is not known."""
 class HashedFile(io.FileIO):
     """A new file that is hashed and synced in threads while it grows.
 
-    What is written must not change afterwards.
+    The caller must not change an array after it has written it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,8 @@ class HashedFile(io.FileIO):
             left = left[super().write(left[:_WRITE_BYTES]) :]
         self._unsynced_bytes += view.nbytes
         if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
-            # A descriptor reports an error of writing back once (errseq_t), perhaps here.
+            # An error of writing back is reported once for each descriptor, perhaps here
+            # (errseq_t of the kernel).
             self._syncing.result()
             self._syncing = self._pool.submit(os.fsync, self.fileno())
             self._unsynced_bytes = 0
@@ -100,7 +101,7 @@ class HashedFile(io.FileIO):
 
     def close(self) -> None:
         """Close it, complete or not."""
-        # The threads end first: the descriptor's number may be another file's afterwards.
+        # The threads end first: after the close, the descriptor's number may be another file's.
         self._pool.shutdown(cancel_futures=True)
         super().close()
 
@@ -109,16 +110,16 @@ ROW = "row"
 VECTOR = "vector"
 
 _GROUP_BYTES = 32 << 20
-"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in
-memory twice."""
+"""Size of the vectors in a row group of a parquet file. A reader takes a group at a time, and the
+writer has some of it in memory twice."""
 
 _BATCH_VALUES = 1 << 16
-"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4
-times the CPU time."""
+"""Numbers that parquet encodes at a time. Its default of 1,024 is less than three vectors, and
+takes 1.4 times the CPU time."""
 
 
 class Carried:
-    """Reads the columns of the rows table, without the row's number, once from first to last."""
+    """Reads the carried columns from the rows table, once, from the first row to the last."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
@@ -130,7 +131,7 @@ class Carried:
         self._left = file.schema_arrow.empty_table().select(names)
 
     def next_rows(self, count: int) -> Any:
-        """Return the next rows, column by column."""
+        """Return the next `count` rows, as a list of columns."""
         import pyarrow as pa
 
         while self._left.num_rows < count:
@@ -227,7 +228,8 @@ def _write_parquet(
         writer.write_table(pa.concat_tables(pending), row_group_size=1 << 40)
         pending.clear()
 
-    # Vectors do not compress, and no reader prunes by them: statistics would only take time.
+    # Vectors do not compress, and no query selects rows by their numbers: statistics of them would
+    # only take time.
     with pq.ParquetWriter(
         file,
         schema,
@@ -292,7 +294,7 @@ class Form:
 
     @property
     def is_float32_npy(self) -> bool:
-        """Whether the joined rows are the file already."""
+        """Whether it is what a join writes: another form is made from that."""
         return self.is_exact and self.format is FinalFormat.NPY
 
     @property
@@ -327,6 +329,9 @@ def digest_in(record: dict[str, Any]) -> str:
 
 
 def clear_partial(layout: OutputLayout) -> None:
-    """Remove begun final files of all forms, which take their whole size. Raises OSError."""
+    """Remove final files, of all forms, that a killed run has not finished. Raises OSError.
+
+    Such a file takes its whole size of the disk from the beginning.
+    """
     for path in (*map(layout.partial, FinalFormat), layout.partial_rows):
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Joins the chunks of an output into its final file, in bounded memory.
 
-The rows are put together in float32. A final file of another form is made from a file of them
-that is not published.
+The rows are written in float32. A final file of another form is then made from that file, which is
+removed.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from chunkvisor.child import OnWait
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outputs.forms import (
@@ -72,7 +73,7 @@ class JoinInputs:
         return {int(self.reuse.encoded_texts(n, n + 1)[0]): each for n, each in bad.items()}
 
     def damage_at(self, text: int) -> Exception:
-        """Return what to raise if this text has no vector, or has one against its record."""
+        """Return the error for a text that has no vector but should, or has one but should not."""
         words = "has other rows without a vector than its record says"
         if self.reuse:
             where = int(self.reuse.where_of(np.array([text]))[0])
@@ -104,7 +105,7 @@ class CopiesDamagedError(Halt):
 
 
 def read_ahead(found: Iterator[Stored]) -> Generator[Stored]:
-    """Give the same blocks; a thread reads the next one while the caller works on the last."""
+    """Give the same blocks; a thread reads the next one while the caller works on one."""
     with ThreadPoolExecutor(1, thread_name_prefix="read-rows") as pool:
         coming = pool.submit(next, found, None)
         while (block := coming.result()) is not None:
@@ -159,7 +160,9 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
 def next_texts(
     chunks: Portions, reuse: Reuse | None, start: int, stop: int, dimension: int
 ) -> Vectors:
-    """Return the vectors of the texts start..stop, from copies or else the next of the chunks.
+    """Return the vectors of the texts start..stop, shape (stop - start, dimension).
+
+    Those that were copied from elsewhere come from the copies, all others are the next in `chunks`.
 
     Raises ChunkDamagedError, CopiesDamagedError, OSError.
     """
@@ -205,11 +208,11 @@ class Final:
     """Rows that are zero throughout; only blank texts have such vectors."""
 
 
-def assemble(inputs: JoinInputs, form: Form, on_block: Callable[[], None]) -> Final:
+def assemble(inputs: JoinInputs, form: Form, on_wait: OnWait) -> Final:
     """Make the final file in that form under its partial name; `publish` gives it its name.
 
-    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError,
-    CopiesDamagedError, OSError; Halt (78) if the numbers do not go into the form.
+    Raises ChunkDamagedError, CopiesDamagedError, OSError; Halt (78) if the numbers do not fit into
+    the form.
     """
     assert inputs.ledger.facts
     layout = inputs.ledger.layout
@@ -219,17 +222,17 @@ def assemble(inputs: JoinInputs, form: Form, on_block: Callable[[], None]) -> Fi
     vector_type = VectorType(FinalDtype.FLOAT32, final.dimension)
     direct = form.is_float32_npy
     at = layout.partial(form.format) if direct else layout.partial_rows
-    found = _rows_in_order(inputs, final, at, on_block)
+    found = _rows_in_order(inputs, final, at, on_wait)
     final.digest = write_final(layout, at, rows, vector_type, form if direct else Form(), found)
     if not direct:
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vector_type, None)
-        final.digest = write_form(layout, form, rows, final.dimension, read, on_block)
+        final.digest = write_form(layout, form, rows, final.dimension, read, on_wait)
         at.unlink()
     return final
 
 
 def _rows_in_order(
-    inputs: JoinInputs, final: Final, at: Path, on_block: Callable[[], None]
+    inputs: JoinInputs, final: Final, at: Path, on_wait: OnWait
 ) -> Iterator[Vectors]:
     """Give all rows in blocks, which the caller writes to `at`; count the zero rows in `final`.
 
@@ -251,8 +254,7 @@ def _rows_in_order(
                 block = next_texts(chunks, inputs.reuse, seen, stop, final.dimension)
             # If all texts are new, their numbers rise by one from row to row.
             if stop - seen < len(ids):
-                # Clipped, so that the rows of old texts get some vector for now: one copy instead
-                # of two.
+                # Rows of texts that came before get some vector here (`clip`), and theirs below.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
                 first = table.first_row_at(ids[old])
@@ -264,7 +266,7 @@ def _rows_in_order(
                 raise inputs.damage_at(int(ids[unexpected[0]]))
             final.zero_rows += len(zero)
             yield block
-            on_block()
+            on_wait()
         next(blocks, None)  # the digest of the last chunk is compared at its end
 
 
@@ -287,8 +289,8 @@ def write_final(
 ) -> str:
     """Write the blocks of `found`, `rows` rows, into the file `at`; return its sha256, hex.
 
-    The file is synced. Raises what `found` raises, and OSError, and then leaves nothing: whoever
-    waits for disk space would wait for what this takes.
+    The file is synced. Raises what `found` raises, and OSError; the file is removed then, so that a
+    full disk has its space back.
     """
     carried = None
     try:
@@ -313,13 +315,12 @@ def write_form(
     rows: int,
     dimension: int,
     read: Callable[[], Iterator[Stored]],
-    on_block: Callable[[], None],
+    on_wait: OnWait,
 ) -> str:
-    """Write float32 rows in another form, under its partial name; return the sha256, hex.
+    """Write float32 rows, which `read` gives in blocks, in another form; return the sha256, hex.
 
-    `read` gives the rows in blocks.
-
-    Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
+    The file gets the form's partial name. Raises as `write_final`; Halt (78) for numbers that the
+    form cannot hold.
     """
     vector_type = VectorType(form.dtype, dimension)
 
@@ -327,7 +328,7 @@ def write_form(
         with contextlib.closing(read_ahead(read())) as blocks:
             for block in blocks:
                 yield vector_type.convert(block)
-                on_block()
+                on_wait()
 
     try:
         return write_final(

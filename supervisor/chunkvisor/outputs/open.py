@@ -1,4 +1,4 @@
-"""Takes each output of a run to where its texts can be encoded, or to COMPLETE."""
+"""Takes each output of a run as far as it comes without workers; see `state` for the stages."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from chunkvisor_worker.contract.files import remove_folder
 def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]:
     """Return each output: COMPLETE as the config asks for it, ENCODING, or STAGED.
 
-    A STAGED one is planned when its turn comes. Raises Halt if a source is wrong, or the config
+    STAGED ones are still to be planned, by `plan`. Raises Halt if a source is wrong, or the config
     differs from what the workdir was begun with; OSError.
     """
     config = wanted.loaded.config
@@ -34,7 +34,7 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
     refuse_unequal(config.combine, rows)
     for each in outputs:
         layout = each.layout
-        # Before space is counted: a killed join leaves its whole size reserved.
+        # Before free space is counted: the file of a killed join takes its whole size.
         clear_partial(layout)
         manifest = each.manifest
         if manifest:
@@ -46,7 +46,7 @@ def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]
 
 
 def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
-    """Raise Halt (78) if a file that no run made has a name that a new output needs."""
+    """Raise Halt (78) if a new output needs the name of a file that no run has made."""
     if wanted.place or layout.generation or layout.done.exists():
         return
     final = layout.file(wanted.loaded.config.outputs[layout.name].format)

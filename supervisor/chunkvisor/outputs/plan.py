@@ -1,12 +1,13 @@
 """STAGED ──► ENCODING: copies the vectors that are elsewhere, and fixes which texts are encoded."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from chunkvisor.child import OnWait
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.outputs.donors import (
     Blocks,
@@ -28,12 +29,12 @@ from chunkvisor_worker.contract.messages import Facts
 
 
 def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
-    """Fix which texts are encoded, unless an earlier run has planned it.
+    """Fix which texts are encoded, and copy the vectors of the others, unless that was done before.
 
-    `others` are the outputs of the run. The folder of the chunks appears with its plan, by one
-    rename: killed before it, the next run plans again; after it, the plan is fixed. Earlier
-    generations are then removed, except the one whose final file is in place. Raises OSError,
-    DamagedError.
+    `others` are the outputs of the run. One rename gives the folder of the chunks, with the plan in
+    it, its name: if the run is killed before, the next one plans again; after it, the plan is
+    fixed. Then earlier generations are removed, except the one whose final file is in place. Raises
+    OSError, DamagedError.
     """
     layout = found.layout
     name = layout.name
@@ -53,12 +54,12 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
     reuse = prepared / layout.reuse.name
     donors = _donors(found, wanted, others) if wanted.loaded.config.reuse else iter(())
     facts = plan_reuse(name, reuse, table, filter(None, donors), wanted.emit, wanted.on_wait)
-    remove_at_once(layout.chunks)  # no chunk is ever there without the plan that it belongs to
+    remove_at_once(layout.chunks)  # chunks of a damaged plan go before the new one comes
     layout.facts.unlink(missing_ok=True)
     if facts:
         write_facts(layout, facts)
     prepared.rename(layout.chunks)
-    sync_folder(layout.state)  # it is on the disk before what it was made from goes
+    sync_folder(layout.state)  # the copies are on the disk before their originals are removed
     for number in layout.generations():
         stands = found.earlier and number == found.earlier.generation
         if number != layout.generation and not stands:
@@ -68,11 +69,12 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
 def count_shared(
     found: Found, before: Sequence[Found], complete: Sequence[OutputLayout]
 ) -> tuple[list[int], int]:
-    """Count the texts that an output shares with others, before they are encoded.
+    """Count the texts that an output shares with others, before those are encoded.
 
-    Returns how many it shares with each output in `before`, those counted for an earlier one or
-    for a `complete` one left out; and how many have a vector elsewhere once these are encoded, at
-    most: texts without a vector are counted as well. Raises OSError.
+    Returns, for each output in `before`, how many texts it shares with that one and none before it;
+    and how many texts can have a vector elsewhere at most once all these are encoded. Texts of
+    `complete` outputs and of its own earlier generations are in the second number alone. Raises
+    OSError.
     """
     assert found.fixed
     vector_fingerprint = found.fixed.identity.vector_fingerprint
@@ -101,9 +103,10 @@ def count_shared(
 
 
 def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
-    """Find what may have vectors, in the order of preference.
+    """Find the donors, the best first; None stands for a place that has no fitting vectors.
 
-    After --from-scratch, nothing that the workdir had before.
+    First its own final file, then other outputs of the run and of the workdir, its own earlier
+    chunks, and other workdirs. After --from-scratch, nothing that the workdir had before.
     """
     assert found.fixed
     layout = found.layout
@@ -150,13 +153,12 @@ def plan_reuse(
     table: StagedTable,
     donors: Iterable[Donor],
     emit: Emit,
-    on_block: Callable[[], None],
+    on_wait: OnWait,
 ) -> Facts | None:
-    """Write the plan of an output, and the vectors it copies, into a new folder.
+    """Write the plan of an output, and the vectors that it copies, into a new folder.
 
-    A text that several donors have is copied from the first. Calls `on_block` now and then; it may
-    raise to stop. Returns the model facts of the first vectors that are copied. Raises OSError,
-    Halt.
+    A text that several donors have is copied from the first. Returns what is known of the model
+    from the first donor that is used. Raises OSError, Halt.
     """
     make_folder(folder, durable=False)
     files = ReuseFiles(folder)
@@ -182,7 +184,7 @@ def plan_reuse(
                 continue
             at = copied.tell()
             try:
-                _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_block)
+                _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_wait)
             except (BadVectorsError, FileNotFoundError) as error:
                 emit(Warned(f"{name}: no vectors are reused from {donor.place.words}: {error}"))
                 copied.seek(at)
@@ -208,13 +210,11 @@ def plan_reuse(
     return facts
 
 
-def _copy(
-    found: Blocks, wanted: Numbers, dimension: int, out: BinaryIO, on_block: Callable[[], None]
-) -> None:
-    """Write the vectors with the numbers `wanted`, rising, to `out`.
+def _copy(found: Blocks, wanted: Numbers, dimension: int, out: BinaryIO, on_wait: OnWait) -> None:
+    """Write the vectors with the numbers `wanted`, which rise, to `out`.
 
-    All blocks are read, also after the last that is wanted: that checks their digest. Raises
-    BadVectorsError, also for a vector with NaN; OSError.
+    All blocks are read, also after the last wanted vector, so that the digest of the file is
+    checked. Raises BadVectorsError, also for a vector with NaN; OSError.
     """
     done = 0
     for first, block in found:
@@ -226,6 +226,6 @@ def _copy(
             raise BadVectorsError("it has other rows without a vector than its record says")
         out.write(rows.data)
         done = end
-        on_block()
+        on_wait()
     if done < len(wanted):
         raise BadVectorsError("it has fewer rows than its record says")

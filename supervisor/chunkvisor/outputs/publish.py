@@ -1,4 +1,4 @@
-"""Publishes final files and their side files, makes other forms of them, and takes them back.
+"""Publishes final files and their side files, makes other forms of them, and reopens outputs.
 
 A final file is replaced by one rename. Its side files lie next to it and can be made again: the
 rows table from the staged texts, the lists of rows from the state.
@@ -6,7 +6,7 @@ rows table from the staged texts, the lists of rows from the state.
 
 import itertools
 import json
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from chunkvisor.child import OnWait
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note
@@ -56,7 +57,7 @@ MOST_LISTED = 10_000
 
 @frozen
 class _Announced:
-    """A publication that has begun, as it is on the disk until it is complete."""
+    """The record of a publication that has begun, on the disk until that is complete."""
 
     manifest: dict[str, Any]
     ours: tuple[str, ...]
@@ -67,11 +68,11 @@ class _Announced:
 
 
 def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
-    """Give the complete partial file its final name, then write its records. Raises OSError.
+    """Give the finished partial file its final name, then write its records. Raises OSError.
 
-    Killed before the announcement is written, it is as if nothing had been joined; after it,
-    `complete_publication` does the rest. The final file of before stands until one rename
-    replaces it; one of another form, in another place, goes once the new one is there.
+    First the announcement is written. If the run is killed before that, the next one joins again;
+    after it, `complete_publication` does the rest. An earlier final file stays until one rename
+    replaces it; one of another format is removed once the new one is there.
     """
     ours: tuple[str, ...] = ()
     before = standing_of(layout)
@@ -83,10 +84,10 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 
 def complete_publication(layout: OutputLayout) -> Found:
-    """Complete a publication that a kill has interrupted, if its file is whole.
+    """Complete a publication that was interrupted by a kill, if its file is whole.
 
-    Otherwise the announcement and the partial file are removed. Each step may be done twice.
-    Raises OSError.
+    If it is not, the announcement and the partial file are removed. Each step does no harm if it is
+    done twice. Raises OSError.
     """
     layout = read(layout, check_file=False).layout  # knows a final file outside the workdir
     announced = read_if_whole(_Announced, layout.publishing)
@@ -111,7 +112,7 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     now = _side_files(layout, manifest)
     before = _side_files(layout, standing.manifest if standing else {})
     if written.exists():
-        # Only those that the file in place does not have: its own stay as long as it does.
+        # Side files of the earlier final file stay until that is replaced.
         write_side_files(layout, manifest, but=before)
         if place.is_dir() or place.name not in announced.ours:
             set_aside(place)
@@ -141,14 +142,14 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 
 def ensure_form(
-    found: Found, form: Form, more: dict[str, Any], emit: Emit, on_block: Callable[[], None]
+    found: Found, form: Form, more: dict[str, Any], emit: Emit, on_wait: OnWait
 ) -> Found:
     """Bring a COMPLETE output into that form, with its side files and `more` in its manifest.
 
-    If the form has to be made from the chunks, or the file proves to be damaged, the output is in
-    another stage afterwards. Killed while it writes another form, the next run begins that again;
-    from the announcement on, see `publish`. Calls `on_block` now and then; it may raise to stop.
-    Raises OSError; Halt (78) if the form cannot be made from what is there.
+    If the form can only be made from the chunks, the output is ENCODING afterwards; if the file
+    proves to be damaged, see `set_damaged_aside`. If the run is killed while another form is
+    written, the next one begins that again; from the announcement on, see `publish`. Raises
+    OSError; Halt (78) if the form cannot be made from what is there.
     """
     layout = found.layout
     assert found.standing
@@ -174,19 +175,21 @@ def ensure_form(
                 int(manifest["rows"]),
                 int(manifest["dimension"]),
                 partial(final_rows, layout, manifest),
-                on_block,
+                on_wait,
             )
             manifest.pop("carried", None)
             publish(layout, manifest | describe_file(layout, form, digest))
             return read(layout)
         restore_records(layout, replace(found.standing, manifest=manifest))
         return found
-    except BadVectorsError:  # it was damaged beneath the file system, which its stamp does not show
+    except (
+        BadVectorsError
+    ):  # the disk has damaged it, which size and times in its stamp do not show
         return set_damaged_aside(found, emit)
 
 
 def restore_records(layout: OutputLayout, standing: Standing) -> None:
-    """Write again what is lost or changed of a whole final file's records and side files.
+    """Write the records and side files of a whole final file again if they are lost or changed.
 
     Raises OSError.
     """
@@ -216,7 +219,7 @@ def reopen(found: Found) -> Found:
 def set_damaged_aside(found: Found, emit: Emit) -> Found:
     """Rename a DAMAGED final file, then remove its manifest and its record. Raises OSError.
 
-    Killed in between, the output is still DAMAGED.
+    If the run is killed in between, the output is still DAMAGED.
     """
     layout = found.layout
     assert found.standing
@@ -233,7 +236,7 @@ def set_damaged_aside(found: Found, emit: Emit) -> Found:
 def remove_leftovers(layout: OutputLayout, *, keep_chunks: bool) -> None:
     """Remove what a COMPLETE output does not need any more. Raises OSError.
 
-    Killed in between, the next run does the rest.
+    If the run is killed in between, the next one does the rest.
     """
     for number in layout.generations():
         if number != layout.generation:

@@ -1,6 +1,7 @@
-"""ABSENT ──► STAGED, and the next generation.
+"""ABSENT ──► STAGED: reads the source, and fixes the texts and the settings of an output.
 
-Reads the source, and fixes the texts and the settings of the output.
+Texts or settings that were changed on purpose (--update, --from-scratch) begin a new *generation*
+of the output, in a folder of its own; the final file of the last one stays until it is replaced.
 """
 
 import os
@@ -9,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.child import OnWait
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note, Staging
@@ -28,7 +30,7 @@ from chunkvisor_worker.contract.frozen import frozen
 
 @frozen
 class Wanted:
-    """What a run wants of its outputs, and what it offers while they are opened."""
+    """What a run asks of its outputs, and what opening them needs of the run."""
 
     loaded: LoadedConfig
     rows: RowChoice
@@ -39,14 +41,13 @@ class Wanted:
     more: dict[str, Any]
     """What manifests say besides."""
     identity: Callable[[str, str, int], Identity]
-    """(output, digest of its source, rows of its source) to the identity that it would have."""
+    """(output, digest of its source, rows of its source) to its identity under this config."""
     chunk_size: Callable[[str], int]
     """Chooses the chunk size of a new output, by its name."""
     load_ahead: Callable[[], None]
     """Called before a source is read, to load in a thread what is needed after it."""
     emit: Emit
-    on_wait: Callable[[], None]
-    """Called now and then; it may raise to stop."""
+    on_wait: OnWait
 
     def emit_note(self, text: str) -> None:
         """Tell the person who watches the run."""
@@ -56,9 +57,9 @@ class Wanted:
 def stage(found: Found, wanted: Wanted) -> Found:
     """Stage the texts of the output, unless they are staged; other texts begin a new generation.
 
-    They are put together in a folder that one rename makes the newest generation: killed before
-    it, the next run reads the source again; after it, what was read is kept. Raises Halt (78) if
-    the source is wrong, or the config gives other vectors than before; OSError.
+    They are put together in a folder that one rename makes the newest generation. If the run is
+    killed before, the next one reads the source again; after it, the texts are kept. Raises Halt
+    (78) if the source is wrong, or the config gives other vectors than before; OSError.
     """
     layout = found.layout
     name = layout.name
@@ -80,7 +81,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
     now = _read_source(staging, request, wanted)
     if before:
         _refuse_changed(layout, before, now.identity, wanted)
-        if before.identity.fingerprint == now.identity.fingerprint:  # they belong to what is there
+        if before.identity.fingerprint == now.identity.fingerprint:  # of the same generation
             remove_folder(layout.table)
             staging.table.rename(layout.table)
             now = replace(now, chunk_size=before.chunk_size, anew=before.anew)
@@ -98,7 +99,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
 
 
 def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
-    """Say whether the staged texts are those of this request, and whole as far as needed."""
+    """Say whether the texts of this request are staged, and whole as far as they are needed."""
     layout = found.layout
     if (before.asked, before.place) != (_request_record(request), _place_in(layout, wanted)):
         return False
@@ -119,7 +120,7 @@ def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Want
 
 
 def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) -> Fixed:
-    """Read the source into `staging`, the folder of a generation without a number."""
+    """Read the source into `staging`, the folder of a generation that has no number yet."""
     name = staging.name
     remove_folder(staging.state)
     for folder in (staging.home.parent, staging.home):

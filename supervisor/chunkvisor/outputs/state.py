@@ -1,4 +1,4 @@
-"""Reads from its folder which stage an output has reached; nothing here writes.
+"""Reads from the folder of an output which stage it has reached; nothing here writes.
 
     ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING
         of other texts or settings, the next generation is STAGED; the final file stays
@@ -35,12 +35,12 @@ class Standing:
 
     manifest: dict[str, Any]
     stamp: Stamp | None
-    """None: the record is lost, and was made from the manifest next to the file."""
+    """None: the record was lost, and this one is made from the manifest next to the file."""
     reopened: bool = False
     """The file is to be made again, in the same generation; it stays until then."""
 
     def holds(self, layout: OutputLayout) -> bool:
-        """Say whether the file is what was published; reads it only if it was touched.
+        """Say whether the file in place is the published one; reads it only if it was touched.
 
         Raises OSError.
         """
@@ -81,9 +81,9 @@ class Found:
 
 
 def read(layout: OutputLayout, *, check_file: bool = True) -> Found:
-    """Read where an output stands. Raises OSError.
+    """Read which stage an output has reached. Raises OSError.
 
-    With `check_file`, its final file has to be whole; without, it has to be there.
+    It is COMPLETE if its final file is whole; without `check_file`, if that is there.
     """
     layout = layout.newest
     try:

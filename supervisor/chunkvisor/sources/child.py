@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from chunkvisor_worker.contract.wire import write_message
 
 
 def stage_table(
-    request: IngestRequest, folder: Path, on_wait: Callable[[], None], *, may_be_empty: bool = False
+    request: IngestRequest, folder: Path, on_wait: child.OnWait, *, may_be_empty: bool = False
 ) -> StagedTable:
     """Make the table of the request in `folder`, which it replaces, and open it.
 
@@ -111,7 +110,7 @@ def request_of(config: Config, name: str, rows: RowChoice) -> IngestRequest:
     )
 
 
-def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
+def try_first_row(request: IngestRequest, on_wait: child.OnWait = lambda: None) -> None:
     """Read one row as the run will, with its columns, template or expression.
 
     If a source is elsewhere, it is only checked that all exist.

@@ -1,10 +1,11 @@
 """Opens the outputs of one run: what is done of each, and how large its chunks are."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
+from chunkvisor.child import OnWait
 from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
 from chunkvisor.core.output import OutputRun, texts_damaged
 from chunkvisor.core.run import Run
@@ -141,9 +142,9 @@ class Opening:
         output.prepare = partial(self._prepare, found)
         return output
 
-    def _prepare(self, found: Found, on_block: Callable[[], None]) -> tuple[OutputRun, list[Event]]:
+    def _prepare(self, found: Found, on_wait: OnWait) -> tuple[OutputRun, list[Event]]:
         told = list[Event]()
-        output = self._planned(found, replace(self._wanted, emit=told.append, on_wait=on_block))
+        output = self._planned(found, replace(self._wanted, emit=told.append, on_wait=on_wait))
         output.find_known_good()
         return output, told
 
