@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import ROOT
-from nullgpu import GpuWorkplace, NullGpu, texts
+from nullgpu import MIB, GpuWorkplace, NullGpu, texts
 
 _ASSERT = "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED"
 
@@ -94,6 +94,22 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()
     assert sign in log
     assert gpu_workplace.manifest()["quarantined"] == []
+    memory_is_shown(workplace)
+
+
+def memory_is_shown(workplace: GpuWorkplace) -> None:
+    """The run of two sizes of batches says what torch has reserved and allocated, in the report too."""
+    (device,) = workplace.status()["devices"].values()
+    peaks = device["batch_peaks"]
+    assert 0 < device["memory"]["allocated_bytes"] <= device["memory"]["reserved_bytes"] <= 60 * MIB
+    assert len(peaks) >= 2
+    assert all(int(size).bit_count() == 1 for size in peaks)
+    assert max(peaks.values()) == device["memory"]["allocated_bytes"]
+    ended = [each["batch_peaks"] for each in workplace.named("worker_ended")]
+    assert all(ended), "the attempt that failed has its figures as well"
+    page = (workplace.workdir / "report.html").read_text()
+    for words in ("GPU 0, reserved", "GPU 0, allocated", "Memory allocated at the peak of a batch"):
+        assert words in page
 
 
 def test_torch_is_asked_before_a_run_says_that_there_is_no_gpu(

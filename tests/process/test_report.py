@@ -83,6 +83,8 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     assert "out chunk 1, attempt 1: crashed" in page.text
     assert "Segmentation fault" in page.text
     assert "Over time Throughput" in page.text
+    assert "Memory of a worker at its peak CPU, resident" in page.text
+    assert place.status()["devices"]["CPU"]["memory"]["resident_bytes"] > 1 << 20
     assert page.tags.count("svg") == page.tags.count("figcaption") >= 2
     headings = [
         "What failed",

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, Group
 
 from chunkvisor.events.event import Halted, Weight
-from chunkvisor.events.state import Progress, RunState
+from chunkvisor.events.state import DeviceTimes, Progress, RunState
 from chunkvisor.messages import BadReason
 from chunkvisor.show.snapshot import Snapshot
 from chunkvisor.show.status import OutputStatus, State, Status, status_screen
@@ -76,6 +76,9 @@ def test_it_always_fits(columns: int, workers: int) -> None:
     assert drawn[0].startswith("computing")
 
 
+FRAGMENTED = {"resident_bytes": 3 << 30, "reserved_bytes": 70 << 30, "allocated_bytes": 40 << 30}
+
+
 def status(state: State, done: int, quarantined: int = 0) -> Status:
     """Of one output with 10 chunks."""
     reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
@@ -128,6 +131,24 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min later",
                 "  to continue: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
+            ],
+        ),
+        (
+            replace(
+                status(State.STOPPED, 3),
+                attempts={"committed": 3, "gpu_oom": 1},
+                devices={"GPU 0": DeviceTimes(memory=FRAGMENTED)},
+            ),
+            None,
+            [
+                "stopped: its process was killed, the machine went down, or the disk was full; "
+                "finished work is kept",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  GPU 0: torch reserved 70.0 GiB of the GPU's memory and allocated at most 40.0 GiB "
+                "of it: the rest is in pieces",
+                "  set env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}",
+                "  attempts: 3 committed, 1 gpu_oom",
+                "  to continue: run the same command again",
             ],
         ),
         (

@@ -236,6 +236,8 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         gc.disable()  # a cycle, too, can hold pinned memory
         log_traceback()
+        with contextlib.suppress(OSError):
+            progress.write()  # what was noted of the memory
         exit_now(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
     progress.ended()
     exit_now(WorkerExit.DONE)

@@ -9,17 +9,18 @@ import ctypes
 import fcntl
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chunkvisor_worker.contract.exits import PARENT_PID, PARENT_PIPE, WorkerExit
-from chunkvisor_worker.contract.messages import LEAVE, Beat, Limits, Phase
+from chunkvisor_worker.contract.messages import LEAVE, Beat, Limits, Phase, merge_peaks
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
 
 # Sent on the lifeline when the worker is at the gate, and when it needs its device no longer.
 CALL = b"!"
-_SIZE_BYTES = 1024  # of every beat, so that nothing is left of a longer one
+_SIZE_BYTES = 2048  # of every beat, so that nothing is left of a longer one
 _INTERVAL_S = 0.25  # between two beats within a phase, at least; a new phase is written at once
 
 
@@ -174,13 +175,12 @@ class BeatWriter:
         if phase is Phase.FORWARD and self._go_s is not None:
             self.update(opening_s=round(now - self._go_s, 4))
         self.update(phase=phase)
-        self._write_beat(now)
+        self.write()
 
     def tick(self) -> None:
         """Give a sign of life within the phase."""
-        now = time.monotonic()
-        if now - self._written_s >= _INTERVAL_S:
-            self._write_beat(now)
+        if time.monotonic() - self._written_s >= _INTERVAL_S:
+            self.write()
 
     def batch(self, indices: "Indices", tokens: int, rows: int = 0) -> None:
         """Begin to encode the encoder's texts at `indices`, at most `rows` (0 = all) at once.
@@ -205,12 +205,25 @@ class BeatWriter:
         )
         self.tick()
 
+    def note_gpu_memory(self, stats: Mapping[str, int], tokens: int) -> None:
+        """Note the peaks of a batch of this many padded tokens, by `torch.cuda.memory_stats`."""
+        kinds = ("reserved_bytes", "allocated_bytes")
+        peaks = {kind: stats[f"{kind}.all.peak"] for kind in kinds}
+        self.update(memory=merge_peaks(self.beat.memory, peaks))
+        if tokens:
+            size = str(1 << (tokens - 1).bit_length())
+            batch = {size: peaks["allocated_bytes"]}
+            self.update(batch_peaks=merge_peaks(self.beat.batch_peaks, batch))
+
     def ended(self) -> None:
         """End the attempt, whose result is written; for a drill to override."""
 
-    def _write_beat(self, now: float) -> None:
-        self._written_s = now
-        self.update(seq=self.beat.seq + 1, end=self.beat.seq + 1)
+    def write(self) -> None:
+        """Write the beat now."""
+        self._written_s = time.monotonic()
+        resident = {"resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+        number = self.beat.seq + 1
+        self.update(seq=number, end=number, memory=self.beat.memory | resident)
         if self._fd < 0:
             self._path.unlink(missing_ok=True)
             self._fd = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -281,7 +281,19 @@ class SentenceTransformerEncoder:
             self._pinned.turn = 1 - self._pinned.turn
             return True
 
-        for indices, vectors in lanes.compute(batches, begins, self._forward):
+        def start(indices: Indices) -> Callable[[], Vectors]:
+            if self._device == "cpu":
+                return self._forward(indices)
+            import torch
+
+            # torch's allocator counts on the host, without waiting for the device.
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                return self._forward(indices)
+            finally:
+                progress.note_gpu_memory(torch.cuda.memory_stats(), self._padded_tokens(indices))
+
+        for indices, vectors in lanes.compute(batches, begins, start):
             if vectors.ndim != 2 or len(vectors) != len(indices):
                 raise BadOutputError(
                     f"the model returned shape {vectors.shape} for {len(indices)} texts"

@@ -157,4 +157,6 @@ class RunningAttempt:
             "texts": beat.rows_done if beat else 0,
             "tokens": beat.tokens_done if beat else 0,
             "padded_tokens": beat.padded_tokens if beat else 0,
+            "memory": beat.memory if beat else {},
+            "batch_peaks": beat.batch_peaks if beat else {},
         }

@@ -338,6 +338,8 @@ class WorkerEnded(AttemptEvent):
     texts: int = 0
     tokens: int = 0  # without padding; 0 if the encoder cannot count them
     padded_tokens: int = 0
+    memory: dict[str, int] = field(default_factory=dict)  # as in its last beat
+    batch_peaks: dict[str, int] = field(default_factory=dict)
 
 
 class WorkerLeaving(AttemptEvent):

@@ -10,11 +10,17 @@ from typing import NamedTuple
 
 from chunkvisor.events import event as events
 from chunkvisor.events.event import STOPPING, Event, plain
+from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import merge_peaks
 
 _WINDOW = 48
 """The rates of a live run are taken over this many commits: enough to be steady, few enough to
 follow a change."""
+
+
+_WELL_USED = 0.75
+"""The share of torch's reserved memory that is allocated at the peak, unless it is fragmented."""
 
 
 class AttemptKey(NamedTuple):
@@ -89,11 +95,30 @@ class DeviceTimes:
     startup_s: float = 0.0
     """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of
     others."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Highest `resident_bytes` of a worker; on a GPU also `reserved_bytes` and `allocated_bytes` of
+    torch."""
+    batch_peaks: dict[str, int] = field(default_factory=dict)
+    """Most bytes allocated during a batch, by its padded tokens, rounded up to a power of two."""
 
     def add_worker(self, ended: events.WorkerEnded) -> None:
         """Add a worker that has ended."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
             setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
+        self.memory = merge_peaks(self.memory, ended.memory)
+        self.batch_peaks = merge_peaks(self.batch_peaks, ended.batch_peaks)
+
+    @property
+    def fragmented(self) -> str:
+        """Say how much memory torch reserved and could not use; empty if that is little."""
+        reserved = self.memory.get("reserved_bytes", 0)
+        allocated = self.memory.get("allocated_bytes", 0)
+        if allocated > _WELL_USED * reserved or not reserved:
+            return ""
+        return (
+            f"torch reserved {human_bytes(reserved)} of the GPU's memory and allocated at most "
+            f"{human_bytes(allocated)} of it: the rest is in pieces"
+        )
 
 
 @dataclass(slots=True)

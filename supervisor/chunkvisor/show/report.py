@@ -26,9 +26,10 @@ from chunkvisor.sources.table import text_of_row
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
-from chunkvisor.units import counted, human_moment, human_time, printable
+from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.messages import merge_peaks
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.secrets import masked
 
@@ -91,6 +92,10 @@ class Timeline:
         """The moments at which attempts ended, by `committed`, `failed` and `interrupted`."""
         self.busy: dict[str, list[tuple[float, float]]] = {}
         """(moment at which a worker ended, seconds that it had computed), by device."""
+        self.memory: dict[str, list[tuple[float, int]]] = {}
+        """(moment at which a worker ended, its peak in bytes), by device and kind of memory."""
+        self.peaks: dict[str, dict[str, int]] = {}
+        """Peaks of batches in bytes, by device and padded tokens."""
         self.limits: list[tuple[float, float]] = []
         """(moment, most tokens in a batch from then on; texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, events.FailureEvent]] = {}
@@ -127,6 +132,12 @@ class Timeline:
             case events.WorkerEnded():
                 name = state.devices.get(str(event.device), f"device {event.device}")
                 self.busy.setdefault(name, []).append((self.running_s, event.busy_s))
+                for held, size_bytes in event.memory.items():
+                    # Of a worker on a GPU, that of torch there is of interest.
+                    if held != "resident_bytes" or len(event.memory) == 1:
+                        line = f"{name}, {held.removesuffix('_bytes')}"
+                        self.memory.setdefault(line, []).append((self.running_s, size_bytes))
+                self.peaks[name] = merge_peaks(self.peaks.get(name, {}), event.batch_peaks)
             case events.AttemptInterrupted():
                 self.ended.setdefault("interrupted", []).append(self.running_s)
             case events.FailureEvent():
@@ -151,6 +162,7 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
         return min(_STEPS - 1, int(now_s / running_s * _STEPS))
 
     steps = range(_STEPS)
+    span = ("0", f"{human_time(running_s)} of running time")
     encoded = Counter[int]()
     for now_s, texts in timeline.texts:
         encoded[step(now_s) // _SMOOTH] += texts
@@ -159,7 +171,7 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
         smooth_s = _SMOOTH * running_s / _STEPS
         rates = [(number, encoded[number // _SMOOTH] / smooth_s) for number in steps]
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
-        yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
+        yield _chart("Throughput", span, [(words, rates)], "{:,.4g}".format)
     if timeline.ended:
         counts = {
             words: Counter(map(step, times)) for words, times in sorted(timeline.ended.items())
@@ -168,7 +180,7 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
             (words, enumerate(accumulate(float(count[each]) for each in steps)))
             for words, count in counts.items()
         ]
-        yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
+        yield _chart("Attempts", span, sums, "{:,.0f}".format)
     if timeline.busy:
         shares = []
         for name, ends in sorted(timeline.busy.items()):
@@ -182,17 +194,31 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
                     [(at - 1, min(1.0, sum_s * _STEPS / running_s / at)) for at, sum_s in sums_s],
                 )
             )
-        yield _chart("Computing, share of the time so far", running_s, shares, "{:.0%}".format)
+        yield _chart("Computing, share of the time so far", span, shares, "{:.0%}".format)
+    held = [
+        (name, [(step(now_s), size_bytes) for now_s, size_bytes in points])
+        for name, points in sorted(timeline.memory.items())
+    ]
+    if held:
+        yield _chart("Memory of a worker at its peak", span, held, human_bytes)
+    sizes = sorted({size for peaks in timeline.peaks.values() for size in peaks}, key=int)
+    if sizes:
+        places = {size: at * (_STEPS - 1) // len(sizes) for at, size in enumerate(sizes)}
+        lines = list[Line]()
+        for name, peaks in sorted(timeline.peaks.items()):
+            lines.append((name, sorted((places[size], peaks[size]) for size in peaks)))
+        axis = (f"up to {sizes[0]} padded tokens", f"up to {sizes[-1]}")
+        yield _chart("Memory allocated at the peak of a batch", axis, lines, human_bytes)
     if len({limit for _, limit in timeline.limits}) > 1:
         words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
         limits = [(step(now_s), limit) for now_s, limit in timeline.limits]
-        yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
+        yield _chart("Batch limit", span, [(words, limits)], "{:,.0f}".format)
 
 
 def _chart(
-    title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]
+    title: str, ends: tuple[str, str], lines: Sequence[Line], label: Callable[[float], str]
 ) -> Markup:
-    """Draw lines, from 0 up to the highest value.
+    """Draw lines, from 0 up to the highest value; `ends` are those of the horizontal axis.
 
     All words are HTML around the drawing, which is stretched to the width of the page.
     """
@@ -208,8 +234,7 @@ def _chart(
     drawing = tag(
         "svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img"
     )
-    ticks = [tag("span", "0", class_="tick first")]
-    ticks.append(tag("span", f"{human_time(running_s)} of running time", class_="tick last"))
+    ticks = [tag("span", ends[0], class_="tick first"), tag("span", ends[1], class_="tick last")]
     marks = [
         tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%")
         for at in (0.0, 0.5, 1.0)

@@ -19,6 +19,7 @@ from chunkvisor.outputs.state import read
 from chunkvisor.show.snapshot import PHASES, Snapshot, figure, percent, rows_in_words, take_snapshot
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_moment, human_time, listed
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.frozen import frozen
 
 SCHEMA = 1
@@ -316,6 +317,10 @@ def _detail_lines(status: Status, now: Snapshot) -> Iterator[str]:
         yield from now.workers
     else:
         yield from _time_lines(status, now)
+    for name, times in status.devices.items():
+        if times.fragmented and Outcome.GPU_OOM in status.attempts:
+            yield f"{name}: {times.fragmented}"
+            yield "set env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}"
     if status.attempts:
         ended = (f"{count:,} {outcome}" for outcome, count in status.attempts.items())
         yield f"attempts: {', '.join(ended)}"

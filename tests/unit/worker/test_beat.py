@@ -49,3 +49,18 @@ def test_phases(tmp_path: Path) -> None:
     assert beat.batch_rows == 1
     progress.phase(Phase.DONE)
     assert set(progress.phase_s) >= {"start", "import", "cuda_init", "weights_copy", "forward"}
+
+
+def test_peaks_of_batches_are_kept_by_powers_of_two(tmp_path: Path) -> None:
+    """Of the padded tokens, rounded up; of each size, and of all memory, the highest figure stays."""
+    progress = BeatWriter(tmp_path / "beat.json")
+    for tokens, peak in ((1, 5), (1025, 70), (2048, 60), (3, 10), (0, 90), (4, 8)):
+        stats = {"reserved_bytes.all.peak": 100 - tokens, "allocated_bytes.all.peak": peak}
+        progress.note_gpu_memory(stats, tokens)
+    assert progress.beat.batch_peaks == {"1": 5, "4": 10, "2048": 70}
+    assert progress.beat.memory == {"reserved_bytes": 100, "allocated_bytes": 90}
+    progress.write()
+    beat = read_beat(tmp_path / "beat.json")
+    assert beat is not None
+    assert beat.memory["resident_bytes"] > 1 << 20
+    assert beat.memory == progress.beat.memory

@@ -3,6 +3,7 @@
 `wire` has their JSON form.
 """
 
+from collections import Counter
 from dataclasses import field
 from enum import StrEnum
 from typing import Any
@@ -112,6 +113,11 @@ class Spec:
     """The line of texts.jsonl that does so if no such text is known; its vector is kept."""
 
 
+def merge_peaks(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return the higher value of each name."""
+    return dict(Counter(one) | Counter(other))
+
+
 @frozen
 class Beat:
     """A sign of progress, which the worker rewrites in `beat.json`."""
@@ -129,6 +135,12 @@ class Beat:
     opening_s: float = 0.0
     """From the gate to the first batch (CUDA context, copy of the weights); 0 = not there yet."""
     end: int = 0  # equals `seq`, unless the beat was read while it was overwritten
+    memory: dict[str, int] = field(default_factory=dict)
+    """Peaks so far: `resident_bytes` of the process; on a GPU torch's `reserved_bytes` and
+    `allocated_bytes`."""
+    batch_peaks: dict[str, int] = field(default_factory=dict)
+    """Most bytes allocated on a GPU during a batch, by its padded tokens, rounded up to a power of
+    two."""
 
 
 @frozen
