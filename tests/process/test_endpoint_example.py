@@ -18,16 +18,28 @@ class Server(BaseHTTPRequestHandler):
     """Answers as it was told to, and then with vectors."""
 
     answers: ClassVar[list[int]] = []
+    refused: ClassVar[tuple[str, int | None]] = ("", None)
+    """A text, and the status that all requests with it get; None = no answer at all."""
+    most: ClassVar[int] = 1000  # texts in a request; for larger ones it answers 422
+    in_vain: ClassVar[list[int]] = []  # how many texts such requests had
 
     def do_POST(self) -> None:
         """Answer one request."""
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-        status = self.answers.pop(0) if self.answers else 200
+        text, status = self.refused
+        if text not in texts:
+            status = self.answers.pop(0) if self.answers else 200
+        words = b"not now"
+        if len(texts) > self.most:
+            status, words = 422, b'{"error": "batch size > maximum allowed batch size"}'
+            self.in_vain.append(len(texts))
+        if status is None:
+            return
         # In the wrong order, as the interface allows.
         data = [{"index": at, "embedding": [len(text), at + 1.0]} for at, text in enumerate(texts)][
             ::-1
         ]
-        body = json.dumps({"data": data}).encode() if status == 200 else b"not now"
+        body = json.dumps({"data": data}).encode() if status == 200 else words
         self.send_response(status)
         if status == 429:
             self.send_header("Retry-After", "1")
@@ -72,6 +84,37 @@ def test_a_server_that_is_busy_is_waited_for(asking: Workplace) -> None:
     assert not Server.answers
 
 
+@pytest.mark.parametrize("status", [500, 503, None])
+@pytest.mark.parametrize("chunk", [10, 20])
+@pytest.mark.parametrize("number", [0, 13])
+def test_a_text_for_which_a_server_fails_is_found(
+    asking: Workplace, status: int | None, chunk: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it encodes others, one that always fails or hangs up for a text has met the text,
+    be it the first or in the only chunk; what it answered is the reason.
+    """
+    monkeypatch.setattr(Server, "refused", (f"text {'x' * number}", status))
+    asking.ends(3, "--set", f"chunk.size={chunk}")
+    (bad,) = asking.manifest()["quarantined"]
+    assert bad["row"] == number
+    assert (f"the server answered {status}: not now" if status else "Remote end") in bad["reason"]
+
+
+def test_a_server_that_takes_smaller_batches_is_asked_for_those(
+    asking: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply about the size of the batch halves it for all chunks, and for the next run: at most
+    two requests are in vain for each halving.
+    """
+    monkeypatch.setattr(Server, "most", 2)
+    monkeypatch.setattr(Server, "in_vain", [])
+    asking.ends(0, "--set", "encode.batch_size=16", "--set", "chunk.size=4")
+    assert len(Server.in_vain) <= 6
+    Server.in_vain.clear()
+    asking.ends(0, "--from-scratch", "--set", "encode.batch_size=16", "--set", "chunk.size=4")
+    assert len(Server.in_vain) <= 2
+
+
 def test_a_server_that_stays_down_ends_the_run(asking: Workplace) -> None:
     """With 75, when recovery.wait_timeout is over; what is done is kept, and the next run does the
     rest.
@@ -108,7 +151,7 @@ LATE = "'text 15' in texts"
             75,
             "the licence server is full",
         ),
-        ("raise TimeoutError('no answer')", LATE, 75, "TimeoutError: no answer"),
+        ("raise TimeoutError('no answer')", LATE, 3, "TimeoutError: no answer"),
         (
             "returns = tokenise(texts)",
             "True",

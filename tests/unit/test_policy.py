@@ -224,6 +224,28 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}: wait": (of(o), History(waited_s=50), Wait(6.0)) for o, _ in WAITED},
     "the server says when": (of(Outcome.HUB, wait_s=90.0), History(waited_s=50), Wait(90.0)),
     "the server says never": (of(Outcome.HUB, wait_s=9000.0), History(waited_s=500), Wait(100.0)),
+    "the server fails, unproven": (suspect(Outcome.HUB), History(**DOUBTED), Wait(1.0)),
+    "the server fails at a text, first look": (suspect(Outcome.HUB), History(**PROVEN), Retry(0.5)),
+    "the server fails at a text, second look": (
+        suspect(Outcome.HUB),
+        History(charged_failures=1, **PROVEN),
+        Split(How.HALVES),
+    ),
+    "the server fails at a text, fourth alone": (
+        suspect(Outcome.HUB, wait_s=9.0),
+        History(texts=1, charged_failures=3, **PROVEN),
+        Retry(9.0),
+    ),
+    "the server fails at a text, fifth alone": (
+        suspect(Outcome.HUB),
+        History(texts=1, charged_failures=4, **PROVEN),
+        Quarantine(),
+    ),
+    "the server takes no batch of this size": (
+        suspect(Outcome.BAD_INPUT, **IN_BATCH),
+        History(),
+        Retry(charge=False, limit=BatchLimit(16, 256)),
+    ),
     "an error in the code": (suspect(rule="encoder-broken"), History(), CANARY),
     "an error in the code, after vectors": (
         suspect(rule="encoder-broken"),

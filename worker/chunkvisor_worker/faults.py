@@ -12,11 +12,13 @@ from typing import Any
 from chunkvisor_worker import Busy
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
+from chunkvisor_worker.contract.rules import ANSWERED
 from chunkvisor_worker.contract.secrets import masked
 from chunkvisor_worker.contract.wire import write_message
 
 CHAIN_LIMIT = 8
 MESSAGE_CHARS = 8 << 10
+REPLY_CHARS = 500  # of a server's answer
 TRACEBACK_CHARS = 32 << 10
 _MASKED_CHARS = 256 << 10  # of a longer text, only both ends are kept and searched for secrets
 
@@ -36,7 +38,7 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -
         stack = f"<no traceback: formatting it raised {type(error).__name__}>"
     return Fault(
         phase=phase,
-        chain=tuple(map(_cause_of, chain)),
+        chain=tuple(_cause_of(each, with_reply=phase is Phase.FORWARD) for each in chain),
         traceback=_ends(masked(_ends(stack, _MASKED_CHARS)), TRACEBACK_CHARS),
         batch_rows=beat.batch_rows,
         batch_tokens=beat.batch_tokens,
@@ -73,11 +75,16 @@ def log_traceback() -> None:
         traceback.print_exc()
 
 
-def _cause_of(exception: BaseException) -> Cause:
+def _cause_of(exception: BaseException, *, with_reply: bool) -> Cause:
     try:
         message = str(exception)
     except Exception as error:  # noqa: BLE001 - __str__ is any code
         message = f"<str() of the exception raised {type(error).__name__}>"
+    # As requests and httpx have it, and as urllib and aiohttp do.
+    status = _number(exception, "response", "status_code") or _number(exception, "status")
+    if with_reply and status is not None:
+        first, newline, rest = message.partition("\n")
+        message = f"{first}; {ANSWERED} {status}: {_reply_of(exception)}{newline}{rest}"
     name, *bases = (
         f"{kind.__module__}.{kind.__qualname__}" for kind in type(exception).__mro__[:-1]
     )
@@ -87,9 +94,19 @@ def _cause_of(exception: BaseException) -> Cause:
         message=masked(message[:_MASKED_CHARS])[:MESSAGE_CHARS],
         error_code=_number(exception, "error_code"),
         errno=_number(exception, "errno"),
-        # As requests and httpx have it, and as urllib and aiohttp do.
-        http_status=_number(exception, "response", "status_code") or _number(exception, "status"),
+        http_status=status,
     )
+
+
+def _reply_of(exception: Any) -> str:
+    """Return the beginning of what the server answered, in one line; empty if it cannot be read."""
+    with contextlib.suppress(Exception):
+        if hasattr(exception, "response"):
+            text = exception.response.text
+        else:
+            text = exception.read(4 * REPLY_CHARS).decode(errors="replace")
+        return " ".join(text[:REPLY_CHARS].split())
+    return ""
 
 
 def _wait_s(exception: BaseException) -> float:

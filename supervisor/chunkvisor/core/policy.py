@@ -232,6 +232,7 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         third chunk given up in a row       Stop
         twentieth in a row                  Stop        nothing has been gained for so long
         busy for too long                   Stop        recovery.wait_timeout is over
+        the server fails, unproven          Wait        the next attempt begins with a canary
         the tenth machine is lost           GiveUp
     """
     if verdict.before_first_batch and verdict.outcome in _FAILED_STARTS:
@@ -276,7 +277,9 @@ def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
 def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     tries = history.charged_failures + 1
     match verdict.outcome:
-        case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL:
+        case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL if not _server_fails_at_text(
+            verdict, history
+        ):
             return _wait_or_stop(verdict, history, recovery)
         case Outcome.HARDWARE_FAULT:
             return _stop(verdict, ExitCode.MACHINE)
@@ -288,7 +291,7 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
             return Retry() if tries < MOST_LOST else GiveUp()
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
-        case Outcome.GPU_OOM | Outcome.HOST_OOM:
+        case Outcome.GPU_OOM | Outcome.HOST_OOM | Outcome.BAD_INPUT:
             step = _answer_lack_of_memory(verdict, history, recovery)
             if step:
                 return step
@@ -299,6 +302,12 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
     # A fault that has an exit code of the run comes from the config or the machine: another chunk
     # would meet it as well.
     return Stop(ExitCode(verdict.exit_code)) if verdict.exit_code else GiveUp()
+
+
+def _server_fails_at_text(verdict: Verdict, history: History) -> bool:
+    """Say whether a server that the encoder asks answers, but not for these texts."""
+    is_server = verdict.outcome is Outcome.HUB and verdict.row_can_cause
+    return is_server and history.any_text_succeeded
 
 
 def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -340,7 +349,7 @@ def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: Recover
         known = history.in_flight > 0
         fewer = history.in_flight < history.texts or not history.singly
         return Split(How.SUSPECTS if known and fewer else How.HALVES)
-    return Retry(backoff_s(tries))
+    return Retry(max(backoff_s(tries), min(verdict.wait_s, recovery.wait_timeout)))
 
 
 _CODES_OF_CANARIES = {
@@ -369,11 +378,14 @@ def _answer_single_text(
 ) -> Step:
     """Answer a fault in an attempt at one text; `certain` if it has failed often enough."""
     delay_s = 0.0
-    if verdict.outcome is Outcome.HOST_OOM:
-        # The machine runs out of memory for many reasons that pass: it gets more tries, and time
-        # between them.
-        certain = history.charged_failures + 1 >= recovery.attempts + PROVEN_FAILURES
-        delay_s = MEMORY_PAUSE_S
+    if verdict.outcome in (Outcome.HOST_OOM, Outcome.HUB):
+        # Machines run out of memory, and servers fail, for many reasons that pass: the text gets
+        # more tries, and time between them.
+        tries = history.charged_failures + 1
+        certain = tries >= recovery.attempts + PROVEN_FAILURES
+        delay_s = max(backoff_s(tries), min(verdict.wait_s, recovery.wait_timeout))
+        if verdict.outcome is Outcome.HOST_OOM:
+            delay_s = MEMORY_PAUSE_S
     # An attempt that is not proven says nothing of the text, so that its failure is not charged. It
     # cannot go on for ever: the next attempt begins with a canary, and canaries are counted.
     return Quarantine() if proven and certain else Retry(delay_s, charge=proven)

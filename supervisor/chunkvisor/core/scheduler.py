@@ -441,9 +441,9 @@ class Scheduler:
         failures.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(task.texts)):
             failures.record(Repeated.NO_PROGRESS)
-        # A wait, a smaller batch and a failed start say nothing of the texts; an encoder that
-        # refuses a text says nothing of the device.
-        waits = isinstance(step, policy.Wait)
+        # A wait (but for a server), a smaller batch and a failed start say nothing of the texts; an
+        # encoder that refuses a text says nothing of the device.
+        waits = isinstance(step, policy.Wait) and verdict.outcome is not Outcome.HUB
         smaller = isinstance(step, policy.Retry) and step.limit is not None
         in_doubt = verdict.row_can_cause and verdict.outcome is not Outcome.BAD_INPUT
         needs_canary = in_doubt and not (waits or smaller or verdict.before_first_batch)
@@ -464,6 +464,8 @@ class Scheduler:
             case policy.Retry():
                 self._retry(step, again, end, verdict, worker)
             case policy.Wait():
+                if needs_canary and isinstance(worker.canary, OwnText):
+                    failures.record(Repeated.CANARY, device.number)  # the next is another text
                 of_all = waiting_device(verdict, device.number, device.node) is None
                 self._pause(step.delay_s, again, verdict, None if of_all else device)
             case policy.Split():

@@ -3,6 +3,7 @@ torch's figures.
 """
 
 import errno
+import io
 import itertools
 import json
 import re
@@ -55,6 +56,11 @@ Safetensor = stand_in("safetensors._safetensors_rust.SafetensorError")
 HubHTTP = stand_in("huggingface_hub.errors.HfHubHTTPError", OSError)
 Connect = stand_in("httpx2.ConnectError", stand_in("httpx2.TransportError"))
 NotCached = stand_in("huggingface_hub.errors.LocalEntryNotFoundError", FileNotFoundError)
+
+
+def replied(status: int, reply: str) -> BaseException:
+    """The error that urllib raises for a reply."""
+    return urllib.error.HTTPError("http://h", status, "why", Message(), io.BytesIO(reply.encode()))
 
 
 def cuda(code: int, text: str = "?") -> BaseException:
@@ -225,8 +231,14 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
          "been disabled."))),
     # What a plug-in asks
     (FORWARD, "service-busy", Busy(5)),
-    *((FORWARD, "service-busy", with_status(status)) for status in (408, 429, 500, 529)),
-    (FORWARD, "service-busy", chained(urllib.error.URLError("?"), ConnectionRefusedError(errno.ECONNREFUSED, "no"))),
+    (FORWARD, "service-busy", with_status(429)),
+    *((FORWARD, "service-failed", with_status(status)) for status in (408, 500, 529)),
+    *((FORWARD, "batch-too-large", replied(*reply)) for reply in (
+        (413, ""), (422, "batch size 64 > maximum allowed batch size 32"), (500, "too many inputs"))),
+    *((FORWARD, rule, replied(*reply)) for rule, *reply in (
+        ("unknown-on-texts", 413, "`inputs` must have less than 512 tokens"),
+        ("unknown-on-texts", 422, "no such model"), ("service-failed", 500, "out of memory"))),
+    (FORWARD, "service-failed", chained(urllib.error.URLError("?"), ConnectionRefusedError(errno.ECONNREFUSED, "no"))),
     (FORWARD, "unknown-on-texts", with_status(400)),
     # Model and configuration
     (INIT, "allocator-config", ValueError("Unrecognized key 'x' in Accelerator allocator config.")),

@@ -159,6 +159,8 @@ _NO_CONNECTION = (
 )
 _HUBS = "huggingface_hub.errors"
 ENCODER_BROKEN = "encoder-broken"
+ANSWERED = "the server answered"
+"""Stands before status and text of a reply in the message of a `Cause`."""
 OS_ERROR = ("builtins.OSError",)
 PERMISSION_DENIED = "permission-denied"
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
@@ -521,12 +523,31 @@ RULES: tuple[Rule, ...] = (
     # is down the chain.
     hub(
         "service-busy",
-        "A server that the encoder asks cannot be reached, is overloaded, or asked to wait.",
-        "See whether the server is up, and whether its limit of requests is enough for the run's "
-        "workers.",
+        "A server that the encoder asks is overloaded, or asked to wait.",
+        "See whether its limit of requests is enough for the run's workers.",
         of_class("chunkvisor_worker.Busy"),
+        Sign(numbers=(429,)),
+        phases=(Phase.FORWARD,),
+    ),
+    bad_input(
+        # A reply that speaks of tokens is about the length of a text.
+        "batch-too-large",
+        "A server that the encoder asks takes no batch of this size.",
+        "Set encode.batch_size to what the server takes.",
+        error(
+            rf"{ANSWERED} (?:413|(?:400|422|5\d\d)(?=.*\b(?i:batch|maximum|too (?:many|large))\b))"
+            r":(?!.*\b(?i:tokens?|context length)\b)"
+        ),
+        phases=(Phase.FORWARD,),
+        smaller_batch_helps=True,
+    ),
+    hub(
+        "service-failed",
+        "A server that the encoder asks failed, did not answer, or cannot be reached.",
+        "See whether the server is up, and what its log says.",
         *(_TOO_BUSY, *_NO_CONNECTION),
         phases=(Phase.FORWARD,),
+        row_can_cause=True,
     ),
     misconfigured(
         "model-not-cached",

@@ -12,7 +12,7 @@ from chunkvisor_worker.contract.rules import ENCODER_BROKEN, OF_GPUS, ON_TEXTS, 
 HEAD_CHARS = 16 << 10
 # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
 TAIL_CHARS = 32 << 10
-LINE_CHARS = 500  # of the line for the person
+LINE_CHARS = 700  # of the line for the person, which may have the beginning of a server's reply
 
 # torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp,
 # CUDAException.cpp); 2.14 and later append lines of the driver, which tell of other calls too:
