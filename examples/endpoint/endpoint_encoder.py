@@ -11,9 +11,12 @@ Name it in a config next to a copy of this file:
     device: cpu
     workers: {per_device: 4}
 
-A key is read from the variable ENDPOINT_KEY. A server that is full (429, 5xx), or not there, is
-waited for, as long as its Retry-After says: `urlopen` raises what a run knows. For a limit of
-another kind, raise `chunkvisor_worker.Busy`.
+A key is read from the variable ENDPOINT_KEY.
+
+`urlopen` raises what a run knows, so let it pass. A server that is full (429), fails (5xx) or is not
+there is waited for, as long as its Retry-After says. A text for which it fails while it encodes
+others is found and quarantined. A reply about the size of the batch (413, 422) halves it. For a
+limit of another kind, raise `chunkvisor_worker.Busy`.
 """
 
 import json

@@ -36,6 +36,7 @@ class Failure(Enum):
     SIGTERM = "ended by somebody"
     UNREAD = "texts damaged"
     CANARY = "a canary without a vector"
+    SERVER = "a server fails"
 
 
 _ERROR = ("builtins.RuntimeError", "builtins.Exception")
@@ -66,6 +67,9 @@ _CAUSES = {
     Failure.GPU_LOST: Cause("torch.AcceleratorError", _ERROR, "CUDA error: GPU is lost"),
     Failure.HUB: Cause(
         "huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503
+    ),
+    Failure.SERVER: Cause(
+        "urllib.error.HTTPError", ("builtins.OSError",), "HTTP Error 500: why", http_status=500
     ),
     Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
     Failure.CANARY: Cause(
@@ -156,6 +160,10 @@ def is_taken_apart(failure: Failure) -> bool:
     """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
     judged = judge(evidence(failure, rows=1, tokens=1))
     return isinstance(
-        decide(judged, History(texts=8, charged_failures=2, bisecting=True), RecoveryConfig()),
+        decide(
+            judged,
+            History(texts=8, charged_failures=2, any_text_succeeded=True, bisecting=True),
+            RecoveryConfig(),
+        ),
         Split,
     )
