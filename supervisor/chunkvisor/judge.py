@@ -71,8 +71,8 @@ class Pulse:
             return self
         return replace(self, beat=beat, changed_s=now_s)
 
-    def after_gate(self, now_s: float, waited_s: float) -> "Pulse":
-        """Return the pulse when the gate opens; the `waited_s` at it are no start-up time."""
+    def after_pause(self, now_s: float, waited_s: float) -> "Pulse":
+        """Return the pulse after a wait that does not count: at the gate, or in a suspended run."""
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
     @property

@@ -1,10 +1,14 @@
 """When a living worker counts as hung, as a table of pulses."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.judge import Pulse
-from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor.core.attempt import RunningAttempt
+from chunkvisor.judge import EndedBy, Pulse
+from chunkvisor_worker.contract.messages import Beat, Limits, Phase
 
 PATIENCE = RecoveryConfig(startup_timeout=100, stall_timeout=10)
 STARTING = (
@@ -60,9 +64,28 @@ def test_same_beat_is_no_sign_of_life() -> None:
     assert first.with_beat(Beat(1, 2, Phase.FORWARD), 7).changed_s == 7
 
 
+def test_a_suspended_run_calls_no_worker_hung() -> None:
+    """If the parent itself was stopped, by docker pause say, its workers get all of their time
+    anew; one that hangs after it is ended.
+    """
+    nobody: Any = SimpleNamespace(
+        folder=SimpleNamespace(add_log_line=lambda _: None), worker=SimpleNamespace(signal=id)
+    )
+    attempt = RunningAttempt(
+        1, cast("Any", None), nobody, nobody.folder, nobody.worker, Limits(1), started_s=0
+    )
+    attempt.pulse = pulse(Phase.FORWARD)
+    for now_s in (*range(9), *range(1000, 1010)):
+        attempt.poll(now_s, PATIENCE)
+        assert attempt.ended_by is EndedBy.ITSELF, now_s
+    for now_s in (1010, 1011):
+        attempt.poll(now_s, PATIENCE)
+    assert attempt.ended_by is EndedBy.HANG
+
+
 def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
     """The start-up time goes on where it stopped when the worker became ready."""
     ready = Pulse(0, 0).with_beat(Beat(1, 2, Phase.READY), 60)
-    after_gate = ready.after_gate(1060, 1000)
+    after_gate = ready.after_pause(1060, 1000)
     assert not after_gate.overdue(1099, PATIENCE)
     assert "startup_timeout" in after_gate.overdue(1101, PATIENCE)

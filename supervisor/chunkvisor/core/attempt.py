@@ -17,6 +17,7 @@ from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 GRACE_S = 5.0  # between one signal and the next, stronger one
+_SUSPENDED = 0.25  # of stall_timeout: if no turn comes for longer, the run was suspended
 _BEAT_PAUSE_S = 0.25  # between two readings of the beat file, if the worker does not call
 
 
@@ -41,11 +42,13 @@ class RunningAttempt:
     _idle_s: float = 0.0  # how long the device had nothing to do before this worker got it
     _ready_s: float | None = None  # when it came to the gate
     _beat_read_s: float = 0.0
+    _polled_s: float = 0.0
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.pulse = Pulse(self.started_s, self.started_s)
+        self._polled_s = self.started_s
 
     @property
     def names(self) -> tuple[str, int, int]:
@@ -97,11 +100,16 @@ class RunningAttempt:
         self.gate_opened_s = now_s
         self.limits = limits
         self._idle_s = now_s - (self.handle.freed_s or now_s)
-        self.pulse = self.pulse.after_gate(now_s, now_s - (self._ready_s or now_s))
+        self.pulse = self.pulse.after_pause(now_s, now_s - (self._ready_s or now_s))
         self.worker.open_gate(limits)
 
     def poll(self, now_s: float, recovery: RecoveryConfig) -> None:
         """End it if it has made no progress for too long; if it is ending, send the next signal."""
+        gap_s = now_s - self._polled_s
+        self._polled_s = now_s
+        if gap_s > recovery.stall_timeout * _SUSPENDED:
+            # docker pause, scontrol suspend: the worker was stopped like the run itself.
+            self.pulse = self.pulse.after_pause(now_s, gap_s)
         if self.ended_by is EndedBy.ITSELF and not self.at_gate:
             why = self.pulse.overdue(now_s, recovery)
             if why:
