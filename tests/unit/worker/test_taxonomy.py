@@ -233,11 +233,11 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (FORWARD, "service-busy", Busy(5)),
     (FORWARD, "service-busy", with_status(429)),
     *((FORWARD, "service-failed", with_status(status)) for status in (408, 500, 529)),
-    *((FORWARD, "batch-too-large", replied(*reply)) for reply in (
+    (FORWARD, "service-failed", replied(500, "out of memory")),
+    *((FORWARD, "batch-too-large", replied(status, reply)) for status, reply in (
         (413, ""), (422, "batch size 64 > maximum allowed batch size 32"), (500, "too many inputs"))),
-    *((FORWARD, rule, replied(*reply)) for rule, *reply in (
-        ("unknown-on-texts", 413, "`inputs` must have less than 512 tokens"),
-        ("unknown-on-texts", 422, "no such model"), ("service-failed", 500, "out of memory"))),
+    *((FORWARD, "unknown-on-texts", replied(status, reply)) for status, reply in (
+        (413, "`inputs` must have less than 512 tokens"), (422, "no such model"))),
     (FORWARD, "service-failed", chained(urllib.error.URLError("?"), ConnectionRefusedError(errno.ECONNREFUSED, "no"))),
     (FORWARD, "unknown-on-texts", with_status(400)),
     # Model and configuration
