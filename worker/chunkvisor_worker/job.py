@@ -81,7 +81,7 @@ class VectorFile:
         self._count = count
         self._places = np.delete(np.arange(count, dtype=np.int64), list(skip))
         self._facts = facts
-        self._filled = np.zeros(len(self._places), dtype=bool)
+        self.left = len(self._places)  # texts that have no vector yet
         self._dimension = 0
         self._offset = 0  # of the first row in the file
         self._file: FileIO | None = None
@@ -125,7 +125,7 @@ class VectorFile:
                 block[first:stop].data.cast("B"),
             )
             first = stop
-        self._filled[indices] = True
+        self.left -= len(indices)
         self._log_line(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
 
     def pass_canary(self, block: Vectors) -> None:
@@ -141,11 +141,6 @@ class VectorFile:
         self._log_line(BatchLine(facts=self._facts()))
         self._log_line(BatchLine(digest=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data)))
 
-    @property
-    def left(self) -> int:
-        """Count the texts that have no vector yet."""
-        return len(self._filled) - int(self._filled.sum())
-
     def complete(self) -> tuple[str, int]:
         """Give the file its name, and return (xxh3-128, size in bytes).
 
@@ -153,7 +148,7 @@ class VectorFile:
         """
         if not self._file or self.left:
             raise BadOutputError(
-                f"the encoder left {self.left} of {len(self._filled)} texts without a vector"
+                f"the encoder left {self.left} of {len(self._places)} texts without a vector"
             )
         digest = xxhash.xxh3_128()
         self._file.seek(0)
