@@ -24,14 +24,14 @@ BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
 TORCH = "torch"
 ONEDNN = "onednn"
 
-# Packed weights are used if they take less than this share of torch's own time. If both are alike,
-# all workers of a run choose the same, whatever else the machine does.
+# Packed weights are used if they take less than this share of torch's own time, so that chance does
+# not decide between kernels that are about as fast.
 _WORTHWHILE = 0.9
 # Largest difference of two vectors, relative to their largest component, that rounding explains in
 # a deep model.
 _TOLERANCE = 1e-5
 _MULTIPLICATIONS = 1 << 28  # in one timed product: some 5 ms of one core
-_TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of the packed weights
+_TYPICAL_ROWS = 1024  # tokens of a batch for which oneDNN arranges the packed weights
 
 
 def choose_kernel(model: Any, forward: Callable[[], Any]) -> str:

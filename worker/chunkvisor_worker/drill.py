@@ -177,7 +177,10 @@ class Tripwire(BeatWriter):
             raise error
 
     def _is_due(self, texts: list[int]) -> bool:
-        """Say whether it strikes now; for each time, one worker makes the file of the claim."""
+        """Say whether it strikes now.
+
+        For each time that it may strike there is a file, and the worker that makes it is struck.
+        """
         claims = [self._folder / f"struck-{number}" for number in range(self._fault.times)]
         if self._fault.name != POISON_ROW:
             return any(_made(claim) for claim in claims)

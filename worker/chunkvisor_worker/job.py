@@ -1,6 +1,7 @@
 """Makes one attempt at one chunk, from its spec to its result or its fault.
 
-An encoder's methods are called once, in the order load, tokenize, start, encode, facts, release. A
+An encoder's methods are called in the order load, tokenize, start, encode, facts, release. If
+there is a canary, `tokenize` and `encode` are called for it first, and then for the other texts. A
 template process calls `load` alone; each process forked from it sets what its output wants
 (`wanted`), and calls all of them.
 
@@ -131,7 +132,7 @@ class VectorFile:
     def pass_canary(self, block: Vectors) -> None:
         """End the batch of a canary of another chunk.
 
-        Raises BadOutputError if a sound device gives another vector: not finite, or zero.
+        Raises BadOutputError if its vector is not finite or zero, as no sound device gives it.
         """
         if not np.isfinite(block).all() or not block.any():
             raise BadOutputError(

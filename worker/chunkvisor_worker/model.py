@@ -114,7 +114,7 @@ class LoadLog(logging.Handler):
 
 
 def use_hub(spec: ModelSpec) -> None:
-    """Have libraries that are imported later find the commits in the cache `spec.hub`, offline."""
+    """Have libraries that are imported later use the cache `spec.hub`, and no network."""
     if spec.hub and Path(spec.hub).is_dir():
         places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
         os.environ |= places | {"HF_HUB_OFFLINE": "1"}
@@ -374,9 +374,9 @@ def _check_weights(load_log: LoadLog, backbones: Iterable[Any], spec: ModelSpec)
 def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool:
     """Say whether a left-over weight belongs to a layer of the backbone.
 
-    A head does not: it stands next to the backbone's own parts. Nor do positions and masks, which
-    older versions saved with the weights: a mask belongs to a module that is made of others, and a
-    weight to an innermost one.
+    False for a head, which is not among the backbone's parts, and for positions and masks, which
+    older versions saved with the weights. (A mask belongs to a module that has others in it, a
+    weight to one that has none.)
     """
     parts = dict(backbone.named_children())
     prefix = backbone.base_model_prefix
@@ -469,9 +469,9 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
 def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
     """Return whether a token sees only those before it, and how many positions there are.
 
-    Each is None if it is not known. Nine tokens are encoded twice, with another last one: if a
-    token sees only those before it, the first token's vector stays the same, to the last bit. A
-    table of positions is one in which nine rows in order are looked up.
+    Each is None if it is not known. Nine tokens are encoded twice, the second time with another
+    last token: if a token sees only those before it, the vector of the first one stays the same, to
+    the last bit. The table of positions is the one in which nine rows in order are looked up.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -34,7 +34,7 @@ from chunkvisor_worker.model import (
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenizer import WrongModelError
 
-# What torch may hold of a GPU that is free for the next worker: workspaces of cuBLAS.
+# What torch may still hold (workspaces of cuBLAS) when the GPU counts as free for the next worker.
 _LEFT_BYTES = 256 << 20
 _PROBE = "A short text."
 _SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
@@ -185,8 +185,8 @@ class SentenceTransformerEncoder:
         Weights that are there already are kept. Raises whatever the libraries raise.
         """
         progress.phase(Phase.IMPORT)
-        # What an import makes stays. To look for what can be freed among its 400,000 objects takes
-        # 0.8 of its 6 s.
+        # Without garbage collection, which would take 0.8 of the 6 s of the imports: none of their
+        # 400,000 objects can be freed.
         gc.disable()
         use_hub(self._spec)
         import huggingface_hub.utils
@@ -254,9 +254,9 @@ class SentenceTransformerEncoder:
         """Yield vectors of all texts, longest first.
 
         On a GPU a batch is padded and copied while the one before it is computed. On a CPU there
-        may be several `lanes`. Raises BadOutputError for an output that is not one vector a text,
-        WrongModelError for a model whose vectors depend on the padding, which batches of one text
-        do not have.
+        may be several `lanes`. Raises BadOutputError for an output that is not one vector a text;
+        if batches have several texts, WrongModelError for a model whose vectors depend on the
+        padding.
         """
         if limits.rows > 1 and not self._padding_checked:
             self._check_padding(progress)
@@ -311,7 +311,7 @@ class SentenceTransformerEncoder:
 
     def _check_padding(self, progress: BeatWriter) -> None:
         """Refuse a model whose vectors depend on the padding, beyond rounding."""
-        # Masks are made from this attribute, not from the copy's; a canary may have set it.
+        # `mask` reads this attribute, not that of the copy, and a canary may have set it.
         self._is_padded = None
         trial = copy.copy(self)
         trial._texts = [_PROBE, " ".join([_PROBE] * 16)]
@@ -366,9 +366,9 @@ class SentenceTransformerEncoder:
         )
 
     def release(self) -> bool:
-        """Drop the weights, and say whether nearly all memory of the GPU that we held is free.
+        """Free the weights, and say whether the GPU is free for another process.
 
-        False for ONNX and OpenVINO, whose memory is not ours.
+        False for ONNX and OpenVINO, whose memory torch cannot free.
         """
         if self._device == "cpu":
             return True
@@ -389,7 +389,8 @@ class SentenceTransformerEncoder:
             if device == self._device == "cpu":
                 self._causal = check_attention(model, self._spec)
             if is_plain_text_model(model):
-                # Embeddings are not multiplied. Counted before layers are packed: those have none.
+                # Embeddings are looked up, not multiplied. Counted before layers are packed, since
+                # nothing is counted of a packed one.
                 self._weight_count = int(
                     model.transformers_model.num_parameters(exclude_embeddings=True)
                 )

@@ -152,7 +152,7 @@ def find_taint() -> str:
     use = find_gpu_use()
     if use:
         return f"loading the model, or importing the plug-in, has begun to use the GPU ({use})"
-    # A fork does not copy other threads, but the locks that they hold.
+    # A fork copies no other thread, and yet the locks that they hold.
     threads = list[str]()
     own = Path("/proc/thread-self").readlink().name
     for task in Path("/proc/self/task").iterdir():
@@ -212,7 +212,7 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         found = diagnose(fault)
-        # The machine has no fault then, so there is no record.
+        # That is no fault: no record of one is written.
         if spec.device != "cpu" and found.rule.name == "no-gpu-visible":
             why = "while it loads, it uses a GPU, and a template shows it none"
             return None, f"{why} ({found.headline})"

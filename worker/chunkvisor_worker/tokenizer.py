@@ -32,6 +32,7 @@ _SAMPLES = (
 _FLAGS = ("lowercase", "strip_accents", "handle_chinese_chars", "add_prefix_space")
 # Settings that ask for other tokens than those of tokenizer.json.
 _ON_PURPOSE = ("add_prefix_space", "fix_mistral_regex", "legacy", "src_lang", "tokenizer_file")
+# Keys of tokenizer_config.json: the token that each adds, its index among the ids, its place.
 _ENDS = {"add_bos_token": ("bos", 0, "first"), "add_eos_token": ("eos", -1, "last")}
 
 
@@ -40,7 +41,10 @@ class WrongModelError(ValueError):
 
 
 def tokenizer_kwargs_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the arguments for a tokenizer, which each mapping has under any name; the last wins."""
+    """Merge the arguments for a tokenizer that the mappings have; the last one wins.
+
+    Their key depends on the version of sentence-transformers.
+    """
     found = dict[str, Any]()
     for each in settings:
         for name in ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs"):  # oldest first
@@ -50,7 +54,7 @@ def tokenizer_kwargs_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """Return what sentence-transformers has saved about a Transformer, under any file name."""
+    """Return the settings of a Transformer module, such as those in sentence_bert_config.json."""
     found = [read_json(path) for path in sorted(folder.glob("sentence_*_config.json"))]
     return dict(found[0]) if found else {}
 
@@ -66,7 +70,7 @@ def transformers_version() -> str:
 
 
 def tokenizer_of_file(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of `folder`/tokenizer.json if `tokenizer` gives other ids, else that.
+    """Return a tokenizer as `folder`/tokenizer.json describes it; `tokenizer` if its ids are right.
 
     `kwargs` are `model.kwargs`.
     """
@@ -74,7 +78,7 @@ def tokenizer_of_file(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -
     file = folder / "tokenizer.json"
     asked = tokenizer_kwargs_of(settings, kwargs)
     kind = type(tokenizer)
-    # A class in Python never reads the file, version 4 always did, and a model's own code decides.
+    # Tokenizers in Python do not read the file, version 4 always did, a model's own code may not.
     known = hasattr(tokenizer, "backend_tokenizer") and transformers_version() > "transformers 5"
     if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
         return tokenizer
@@ -113,7 +117,10 @@ def tokenizer_of_file(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -
 
 
 def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str, Any]) -> None:
-    """Keep the file's first token, which is dropped if a last one is asked for, or the reverse."""
+    """Have the tokenizers add the token at the other end, if the file's own tokenizer does.
+
+    If one of the two is asked for, transformers drops the other.
+    """
     for tokenizer in tokenizers:
         for key, (kind, place, _) in _ENDS.items():
             number = getattr(tokenizer, f"{kind}_token_id")
