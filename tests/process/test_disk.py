@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,28 @@ def test_a_failing_disk_is_told_under_quiet(
     ended = place.gives(TEXTS, "--quiet")
     assert "the disk reported an error" in ended.stderr
     assert "Input/output error" in ended.stderr
+
+
+@pytest.mark.parametrize("seen", ["before", "at the join"])
+def test_a_final_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    """What `ulimit -f` does not allow ends the run with 74 in words, best before the rest is
+    encoded; with the limit raised it goes on.
+    """
+    texts = ["t0", "t1"] * 10_000
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size=1)
+    if seen == "at the join":
+        monkeypatch.setattr("chunkvisor.store.disk.why_too_large", lambda *_: "")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    try:
+        ended = place.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ended.returncode == 74, ended
+    assert "ulimit -f unlimited" in ended.stderr
+    done = place.calls()
+    assert len(done) == (1 if seen == "before" else 2)
+    place.gives(texts)
+    assert len(place.calls()) == 2
