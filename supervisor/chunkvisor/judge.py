@@ -143,6 +143,11 @@ class Verdict:
         )
 
     @property
+    def has_no_space(self) -> bool:
+        """Whether a full disk did not take something, which can be written once there is space."""
+        return self.rule in ("disk-full", "disk-quota", "disk-read-only")
+
+    @property
     def see(self) -> str:
         """Name of the handbook's entry about it: its rule, or the outcome if no rule knew it."""
         return self.rule or str(self.outcome)

@@ -85,6 +85,36 @@ def test_state_of_parts_waits_for_the_disk(
     place.gives(TEXTS, "--set", "recovery.attempts=1", bad=[1, 6])
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_vectors_wait_for_the_disk(
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """What a full disk did not take is stored once there is room, and only what a failing one may
+    have spoilt is encoded again.
+    """
+    failing(2, Ledger, "commit", monkeypatch, number)
+    place.gives(TEXTS, "--set", "recovery.wait_timeout=60")
+    assert (len(place.encoded()) == len(TEXTS)) == (number != errno.EIO)
+
+
+def test_saved_batches_wait_for_the_disk(
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do the finished batches of an attempt that failed, and in the next run if this one ends."""
+    texts = [f"t{number:02}" for number in range(24)]
+    place.write_source(texts)
+    place.set(chunk__size=24, encode__batch_size=2)
+    place.lay(texts[-1], "device_assert")
+    with monkeypatch.context() as patch:
+        failing(1000, ChunkFiles, "add_vectors", patch)
+        place.ends(74)
+    place.gives(texts)
+    encoded = place.encoded()
+    again = [text for text in texts if encoded.count(text) > 1]
+    assert again
+    assert len(again) < 12
+
+
 def test_a_failing_disk_is_told_under_quiet(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,16 +114,15 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         + "lost 10 | set aside 0",
     ),
     (
-        "the disk is full: a worker's vectors wait, and are computed again",
+        "the disk is full: a worker's vectors wait, and are stored when there is room",
         {"chunks": 1},
         """
         join 0                 | start 1 on 0: 0..8
         ready 1, disk full     | go 1: 32
         ok 1                   | keep 1, wait for all
-        wait 1                 | start 2 on 0: 0..8, wait for all
+        wait 1                 | keep 1, wait for all
         disk free              |
-        wait 2                 | start 3 on 0: 0..8
-        ready 3, ok 3          | go 3: 32, keep 3, join 0
+        wait 2                 | keep 1, join 0
         """,
     ),
     (
@@ -278,9 +277,8 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ok 2                   | keep 2, wait for all
         part-damaged 0 0       |
         disk free              |
-        wait 2                 | start 3 on 0: 1..2 canary 0
-        ready 3, ok 3          | go 3: 1, keep 3, start 4 on 0: 0..1
-        ready 4, ok 4          | go 4: 32, keep 4, start 5 on 0: 2..4
+        wait 2                 | keep 2, start 3 on 0: 0..1
+        ready 3, ok 3          | go 3: 32, keep 3, start 4 on 0: 2..4
         """,
     ),
     (
@@ -385,9 +383,9 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 0                 | start 1 on 0: 0..8
         disk full              |
         ready 1, ok 1          | go 1: 32, keep 1, wait for all
-        wait 1                 | start 2 on 0: 0..8, wait for all
-        wait 1.2               | start 3 on 0: 0..8, wait for all
-        wait 1.3               | start 4 on 0: 0..8, halt 74
+        wait 1                 | keep 1, wait for all
+        wait 1.2               | keep 1, wait for all
+        wait 1.3               | keep 1, halt 74
         """,
     ),
     (

@@ -344,7 +344,8 @@ class _Run:
         self.turns += 1
         if not self.over:
             self.watchdog.after_turn(self)
-            self.ended.clear()
+            for number in self.ended.keys() - self.scheduler.unstored:
+                del self.ended[number]
         self.step_s = 0.25 if self.busy or self.over_s != NEVER else min(self.step_s * 4, 16.0)
         self.idle = 0 if self.busy else self.idle + 1
         if self.turns > MOST_TURNS:

@@ -190,6 +190,9 @@ class Worker:
     def record_verdict(self, _verdict: Any) -> None:
         pass
 
+    def forget_verdict(self) -> None:
+        pass
+
     def drop_bulk(self) -> None:
         pass
 

@@ -211,7 +211,7 @@ BUGS_FOR_LIVES = {
     "vectors that a full disk refused are forgotten": Bug(
         Scheduler,
         "stored",
-        "self._pause(step.delay_s, task, problem, None)",
+        "self._unstored.append(instruction)",
         "pass",
         seed=381,
     ),
@@ -251,7 +251,7 @@ BUGS_FOR_LIVES = {
     "an output is planned while another, which has its texts, is worked at": Bug(
         Scheduler,
         "_plan_outputs",
-        "self._queue.pending() | {each.task.output for each in self.workers.values()}",
+        "self._queue.pending() | {each.task.output for each in held}",
         "self._queue.pending()",
     ),
 }

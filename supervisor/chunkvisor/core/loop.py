@@ -35,7 +35,6 @@ from chunkvisor.core.instructions import (
     ReportSplit,
     ReportWait,
     StartWorker,
-    Task,
 )
 from chunkvisor.core.output import OutputRun
 from chunkvisor.core.reports import Reports
@@ -94,7 +93,7 @@ class Loop:
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._opened = False  # the engine
         self._running = dict[int, RunningAttempt]()  # by the number of the worker
-        self._ended = dict[int, RunningAttempt]()  # those that have ended in this turn
+        self._ended = dict[int, RunningAttempt]()  # those that have ended and are not stored yet
         # Devices that were added, read or lost since the last turn: (device, health, whether it is
         # gone).
         self._changed = list[tuple[DeviceHandle, HealthReport | None, bool]]()
@@ -116,6 +115,8 @@ class Loop:
         finally:
             self._end_all()
             self._store.close()
+            for number in self._scheduler.unstored:
+                self._ended[number].folder.forget_verdict()
         return self._reports.given_up
 
     def _pending(self) -> int:
@@ -145,14 +146,15 @@ class Loop:
             self._poll_worker(attempt, self._clock())
         if self._clock() >= self._scheduler.last_s:
             self._store.stop()
+        self._execute(self._scheduler.store_again())
         for output, chunk in self._store.poll():
             self._scheduler.chunk_invalidated(output, chunk)
         self._tick()
         held = [each.number for each in self._handles.alive if self._engine.is_preparing(each)]
         self._execute(self._scheduler.take_turn(held))
-        for attempt in self._ended.values():
-            attempt.folder.drop_bulk()
-        self._ended.clear()
+        unstored = self._scheduler.unstored
+        for number in self._ended.keys() - unstored:
+            self._ended.pop(number).folder.drop_bulk()
 
     def _check_signals(self) -> None:
         signals = self._signals
@@ -345,12 +347,12 @@ class Loop:
             case KeepVectors(worker, task):
                 self._answer_calls()
                 attempt = self._ended[worker]
-                return self._note_stored(
-                    task, self._store.keep(task, attempt.folder, salvaged=not attempt.has_result)
-                )
+                salvaged = not attempt.has_result
+                problem = self._store.keep(task, attempt.folder, salvaged=salvaged)
+                return self._note_stored(instruction, problem)
             case QuarantineTexts(task, verdict):
                 self._answer_calls()
-                return self._note_stored(task, self._store.quarantine(task, verdict))
+                return self._note_stored(instruction, self._store.quarantine(task, verdict))
             case PlanOutput(output):
                 self._store.plan(output)
             case ReadDevice(device):
@@ -413,8 +415,11 @@ class Loop:
         self._emit(event.AttemptStarted(*attempt.names, process.pid, handle.number, str(kind)))
         return ()
 
-    def _note_stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
-        follows = self._scheduler.stored(task, problem)
+    def _note_stored(
+        self, instruction: KeepVectors | QuarantineTexts, problem: Verdict | None
+    ) -> Sequence[Instruction]:
+        task = instruction.task
+        follows = self._scheduler.stored(instruction, problem)
         if not problem and not self._store.commit_parts(task.output, task.chunk):
             self._scheduler.chunk_invalidated(task.output, task.chunk)
         return follows

@@ -195,6 +195,7 @@ class Scheduler:
         self.paused_until_s = 0.0
         self._started = 0
         self._instructions: list[Instruction] = []
+        self._unstored: list[KeepVectors | QuarantineTexts] = []  # for want of space on the disk
         self._draining = False
         self._planned = set[int]()  # outputs that waited for others, and now have PlanOutput
         self.last_s = math.inf  # by when the workers have to be gone
@@ -202,7 +203,8 @@ class Scheduler:
     @property
     def finished(self) -> bool:
         """Whether nothing is in progress, and nothing left to do."""
-        return not self.workers and (self._draining or not self._queue.pending())
+        waiting = self._unstored or self._queue.pending()
+        return not self.workers and (self._draining or not waiting)
 
     @property
     def alive(self) -> list[DeviceState]:
@@ -252,7 +254,8 @@ class Scheduler:
         waiting = [n for n in numbers if self._outputs[n].waits_for and n not in self._planned]
         if not waiting:
             return
-        unsettled = self._queue.pending() | {each.task.output for each in self.workers.values()}
+        held = (*self.workers.values(), *self._unstored)
+        unsettled = self._queue.pending() | {each.task.output for each in held}
         for number in waiting:
             if unsettled.isdisjoint(self._outputs[number].waits_for):
                 self._planned.add(number)
@@ -488,9 +491,9 @@ class Scheduler:
                 self._queue.put_back(again)  # for the other devices
 
     def _pause(
-        self, delay_s: float, task: Task, verdict: Verdict, device: DeviceState | None
+        self, delay_s: float, task: Task | None, verdict: Verdict, device: DeviceState | None
     ) -> None:
-        """Pause on the device, or on all (None), and put the task back."""
+        """Pause on the device, or on all (None), and put the task back, if there is one."""
         now_s = self._clock()
         where = device.number if device else None
         waited_s = self._failures.since_first_s(verdict.outcome, where, now_s)
@@ -498,7 +501,8 @@ class Scheduler:
         waits = device or self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
         self._add(ReportWait(where, delay_s, waited_s, verdict))
-        self._queue.put_back(task)
+        if task:
+            self._queue.put_back(task)
 
     def _history(
         self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState
@@ -618,15 +622,41 @@ class Scheduler:
             self._keep_vectors(end.worker, task.subset(good, bisecting=True))
         return task.subset(sorted(bad), bisecting=True)
 
-    def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
-        """Hear that vectors, or texts in quarantine, are stored, or why not (`problem`)."""
+    @property
+    def unstored(self) -> set[int]:
+        """The workers whose vectors wait for space on the disk."""
+        return {each.worker for each in self._unstored if isinstance(each, KeepVectors)}
+
+    def store_again(self) -> list[Instruction]:
+        """Have what waits for space on the disk stored, once the pause is over."""
         now_s = self._clock()
+        if not self._unstored or self._draining or now_s < self.paused_until_s:
+            return []
+        for device in self.alive:  # no device waits while something is stored
+            self._open_gates(device, now_s)
+        again = [*self._take_instructions(), *self._unstored]
+        self._unstored.clear()
+        return again
+
+    def stored(
+        self, instruction: KeepVectors | QuarantineTexts, problem: Verdict | None
+    ) -> list[Instruction]:
+        """Hear that vectors or verdicts are stored, or (`problem`) why they are not.
+
+        What a full disk did not take is stored once there is space; after any other error the
+        texts are encoded again.
+        """
+        now_s = self._clock()
+        task = instruction.task
         output = self._outputs[task.output]
-        if problem:  # they are computed again
+        if problem:
+            if problem.has_no_space:
+                self._unstored.append(instruction)
             waited_s = self._failures.waited_s(problem.outcome, None, now_s)
             step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
             if isinstance(step, policy.Wait):
-                self._pause(step.delay_s, task, problem, None)
+                again = None if problem.has_no_space else task
+                self._pause(step.delay_s, again, problem, None)
             else:
                 ending = Ending(ExitCode.DISK, StopReason.HALTED, task=task, verdict=problem)
                 self._add(EndRun(ending))

@@ -252,6 +252,11 @@ class AttemptFolder:
         with contextlib.suppress(OSError):  # on a full disk the journal may still have it
             write_message(self.files.verdict, verdict, durable=False)
 
+    def forget_verdict(self) -> None:
+        """Have the next run judge it again, and store the vectors that are still in it."""
+        with contextlib.suppress(OSError):
+            self.files.verdict.unlink(missing_ok=True)
+
     def drop_bulk(self) -> None:
         """Remove the vectors of a failed attempt; its record, log and texts stay to be read."""
         if not self.files.verdict.exists():

@@ -130,9 +130,10 @@ class ChunkFiles:
         key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), digest)
         target = self.layout.chunk(chunk, key)
         self._make_folder(target.parent)
-        with open(vectors, "rb") as file:
-            os.fsync(file.fileno())
-        vectors.replace(target)
+        if not target.exists():  # else an earlier try has failed after the rename
+            with open(vectors, "rb") as file:
+                os.fsync(file.fileno())
+            vectors.replace(target)
         sync_folder(target.parent)
 
     def discard(self, chunk: int) -> None:
