@@ -50,7 +50,7 @@ def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.Mo
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     monkeypatch.undo()
     place.gives(TEXTS)
-    assert len(place.calls()) == 2
+    assert place.calls().count(TEXTS[:4]) == 1
 
 
 def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,5 @@ def test_a_final_file_that_is_too_large(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert ended.returncode == 74, ended
     assert "ulimit -f unlimited" in ended.stderr
-    done = place.calls()
-    assert len(done) == (1 if seen == "before" else 2)
     place.gives(texts)
-    assert len(place.calls()) == 2
+    assert place.calls().count(["t0"]) == 1
