@@ -1,6 +1,5 @@
-"""The folder of a run.
+"""The workdir of a run: its paths, its lock, its records, and what they say is done.
 
-Every path, every record and lock in it, and what of the work it says is done.
-
-May import judge and down.
+`layout` has the paths; `ledger` says which texts of an output are done, and `chunkfiles` has its
+files; `attempt` reads the folder of an attempt. May import `judge` and what is below it.
 """

@@ -26,9 +26,10 @@ BLOCK_BYTES = 2 << 20
 FLOAT32 = "<f4"
 """The type of the numbers in every file of vectors except some final files."""
 
-# Rows at most so far apart are read by one call: reading the gap costs less than another call.
+# Rows that are no farther apart than this are read by one call, with what lies between them: that
+# costs less than another call. One call reads no more than a span.
 _GAP_BYTES = 16 << 10
-_SPAN_BYTES = 4 << 20  # read by one call at most
+_SPAN_BYTES = 4 << 20
 
 Vectors = npt.NDArray[np.float32]
 """Of shape (rows, dimension)."""
@@ -37,7 +38,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class BadVectorsError(Exception):
-    """The file is not the array that it should be; the message says in which way."""
+    """A file is not the array that it should be; the message says how it differs."""
 
 
 @frozen
@@ -66,9 +67,9 @@ class Inspection:
 def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
     """Return the digest in the name of the file of texts start..stop: 32 hex digits.
 
-    It binds the content to the identity and to its place in the output: a chunk file that was
-    renamed to another number, or copied from another run, does not pass. `file_digest` is the
-    xxh3-128 of the file, which finds damage at the speed of memory.
+    It is made of the content, of the output's identity and of the texts' numbers: a chunk file that
+    was damaged, renamed to another number or copied from another run does not match its name.
+    `file_digest` is the xxh3-128 of the file, which is computed as fast as memory is read.
     """
     text = f"{fingerprint}:{start}:{stop}:{file_digest}"
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
@@ -97,7 +98,7 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
         if version != (1, 0):
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
         shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
-    # numpy parses the header with ast.literal_eval, which raises all of these for damaged ones.
+    # numpy parses the header by ast.literal_eval, which raises any of these if it is damaged.
     except (
         ValueError,
         TypeError,
@@ -142,7 +143,7 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
 
 def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
-    """Read the whole file once; rows in `skip` may hold anything.
+    """Read the whole file once, and find its bad rows, except those in `skip`.
 
     Raises BadVectorsError, OSError.
     """
@@ -224,7 +225,7 @@ def read_exactly(fd: int, room: memoryview, offset: int) -> bool:
 
 
 def _spans(wanted: Numbers, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Split the positions of these sorted rows into ranges (first, end) that one call reads."""
+    """Split sorted rows into ranges (first, end) of their positions; one call reads each."""
     if len(wanted):
         far = np.diff(wanted) * row_bytes > _GAP_BYTES + row_bytes
         full = np.diff(wanted // max(1, _SPAN_BYTES // row_bytes)) > 0

@@ -1,6 +1,6 @@
 """The folder of one attempt: filled for the worker, and read for what it left and why it ended.
 
-numpy is imported late: commands that only show a run read logs by this module.
+numpy is imported late: commands that only show a run use this module to read logs.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _LOG_TAIL_BYTES = 64 << 10
 _LOG_LIMIT_BYTES = 16 << 20
 _SEARCHED = 100  # the newest failed attempts that `failed_as` reads, at most
 _MAX_LISTED = 1000  # with more bad rows than this, single texts are not the cause
-_PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
+_PAIR_BYTES = 8  # a pair in the file `AttemptFiles.cut`: position and number of tokens, int32
 
 
 def write_attempt(
@@ -32,9 +32,9 @@ def write_attempt(
 ) -> Spec:
     """Write the texts, and the canary after them, then the spec, into a new folder.
 
-    Returns the draft with what it lacks: `stop`, the digest of the texts, and whether there is a
-    canary. Nothing is synced to the disk: an attempt that a power cut took is done again. No
-    worker reads the texts before the spec is there, so they need no rename. Raises OSError.
+    Returns the draft with what it lacked: `stop`, the digest of the texts, and whether there is a
+    canary. Nothing is synced: an attempt that a power cut destroys is made again. The texts are
+    written in place, since no worker reads them before the spec is there. Raises OSError.
     """
     digest = hashlib.sha256()
     count = 0
@@ -61,7 +61,7 @@ class Salvage:
     done: tuple[int, ...] = ()
     """Texts whose vectors are in its partial file, verified."""
     under_way: tuple[int, ...] = ()
-    """Texts of the batches that had begun and were not written: one may be what ended it."""
+    """Texts of the batches that had begun and were not written: one of them may have ended it."""
 
 
 @frozen
@@ -71,7 +71,7 @@ class AttemptFolder:
     files: AttemptFiles
     spec: Spec
     _known: Callable[[], Facts | None]
-    """Facts of the chunks committed before."""
+    """Returns what is known of the model from vectors stored before, if there are any."""
     _is_blank: Callable[[int], bool]
     """Says whether a text of the output, by its number, has nothing but white space.
 
@@ -89,9 +89,9 @@ class AttemptFolder:
             log.write(f"{line}\n")
 
     def evidence_of_end(self, end: Evidence) -> Evidence:
-        """Add what the folder tells to what is known of the attempt's end.
+        """Return the evidence with all that the folder shows of the attempt.
 
-        Raises nothing: a file that cannot be read is evidence as well.
+        Raises nothing: that a file cannot be read is evidence as well.
         """
         files = self.files
         _mask_log(files.log)
@@ -114,7 +114,7 @@ class AttemptFolder:
         return self._with_vectors(evidence, result) if result else evidence
 
     def _with_vectors(self, evidence: Evidence, result: Result) -> Evidence:
-        """Add what is wrong with the vectors that the result speaks of."""
+        """Return the evidence with what is wrong with the vectors of the result."""
         from chunkvisor.store.artifact import BadVectorsError, inspect
 
         try:
@@ -157,7 +157,7 @@ class AttemptFolder:
         )
 
     def salvage(self) -> Salvage:
-        """Find what is left of an attempt without a result. Raises nothing."""
+        """Find the good vectors of an attempt without a result. Raises nothing."""
         import numpy as np
         import xxhash
 
@@ -195,7 +195,7 @@ class AttemptFolder:
         return replace(nothing, done=tuple(sorted(done)))
 
     def canary_passed(self) -> bool:
-        """Say whether its canary got a vector, of the dimension of the chunks before.
+        """Say whether its canary got a vector of the dimension of those stored before.
 
         A vector of another dimension shows that another model was loaded.
         """
@@ -212,11 +212,11 @@ class AttemptFolder:
         return read_batch_log(self.files.batches).facts
 
     def keep_cut_lengths(self, path: Path, texts: int) -> None:
-        """Copy the lengths of its texts that were cut into the file of the output, `path`.
+        """Copy the lengths of its texts that were cut into the output's file of them, `path`.
 
-        That has, as int32, the tokens before the cut of each of the output's `texts` texts, 0 for
-        one that was not cut. The attempt lists pairs of position and tokens; a pair that cannot be
-        right is passed over. Raises OSError.
+        That file has an int32 for each of the output's `texts` texts: its tokens before the cut, 0
+        if it was not cut. The attempt's file has pairs of a text's position and its tokens; pairs
+        that cannot be right are left out. Raises OSError.
         """
         import numpy as np
 
@@ -236,8 +236,8 @@ class AttemptFolder:
             tokens = np.zeros(count, dtype="<i4")
             with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
                 os.ftruncate(out.fileno(), 4 * texts)
-                # Read and written, not mapped: on a full disk, writing to a map of a file with
-                # holes kills the process.
+                # Not mapped into memory: on a full disk, a write into a hole of a mapped file kills
+                # the process.
                 read_exactly(out.fileno(), tokens.view(np.uint8).data, 4 * start)
                 tokens[pairs[:, 0]] = pairs[:, 1]
                 os.pwrite(out.fileno(), tokens.data, 4 * start)
@@ -277,7 +277,7 @@ class AttemptFolder:
 
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
-    """Say why a child has left no result, also if its exit code was 0."""
+    """Judge a child that has left no result; without one, exit code 0 counts as 1."""
     return judge(
         Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log))
     )
@@ -286,7 +286,7 @@ def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
 def find_log(files: AttemptFiles) -> Path | None:
     """Find the attempt's log; if it has none, the newest of the other attempts at its chunk.
 
-    The folder may also be that of all attempts at a chunk.
+    For the folder of all attempts at a chunk, finds the newest of their logs.
     """
     if files.log.is_file():
         return files.log

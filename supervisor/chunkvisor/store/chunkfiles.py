@@ -1,6 +1,7 @@
 """The files of an output's chunks: model facts, committed chunks, and parts of chunks.
 
-All that the ledger reads and writes goes through `ChunkFiles`; what it concludes is in `ledger`.
+The ledger reads and writes them through `ChunkFiles` alone, which the simulator replaces by files
+in memory.
 """
 
 import functools
@@ -46,7 +47,10 @@ class Part:
 
 @frozen
 class Index:
-    """What is known of the texts of a chunk that is not committed, or has bad texts."""
+    """Which texts of a chunk have a vector in its parts, and which are bad.
+
+    There is one for each chunk that an attempt at the whole did not complete.
+    """
 
     fingerprint: str
     parts: tuple[Part, ...] = ()
@@ -69,7 +73,7 @@ def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
     """Return one byte a chunk: 1 if there is a file with its number.
 
-    No file is opened: whoever reads one checks its digest.
+    No file is opened: its digest is checked when it is read.
     """
     found = bytearray(plan.count)
     for number, _ in chunk_files(layout):
@@ -142,7 +146,7 @@ class ChunkFiles:
         for path in folder.glob(f"{chunk:06d}-*"):
             path.unlink()
         if folder.exists():
-            # A power cut must not bring back a chunk whose bad texts `retry` has forgiven.
+            # Else a power cut could bring back the chunk, whose bad texts `retry` makes pending.
             sync_folder(folder)
 
     # --- parts of chunks: a file of the whole chunk, NaN where a vector is missing, and an index
@@ -182,7 +186,7 @@ class ChunkFiles:
         return xxhash.xxh3_128_hexdigest(found.data)
 
     def damaged(self, chunk: int, parts: Sequence[Part], dimension: int) -> list[Part]:
-        """List the parts whose vectors are not what was taken over."""
+        """List the parts whose vectors do not match their digest."""
         start, _ = self.plan.bounds(chunk)
         rows = self._rows(chunk, dimension)
         return [
@@ -201,7 +205,7 @@ class ChunkFiles:
         rows = self._rows(chunk, dimension)
         without = np.ones(len(rows), dtype=bool)
         without[np.array(good, dtype=np.int64) - start] = False
-        # The vector of a text that was forgotten may still be in the file.
+        # The file may still have the vector of a text whose part was damaged and forgotten.
         if not path.exists() or not np.isnan(rows[without]).all():
             rows[without] = np.nan
             self._make_parts_folder(chunk)

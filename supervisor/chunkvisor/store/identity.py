@@ -1,7 +1,7 @@
-"""The identity of an output: everything that shapes its vectors, with its fingerprint.
+"""The identity of an output: all that its vectors depend on, with its fingerprint.
 
 What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not
-part of it, so that it may change at any resume. Of probable secrets it has a digest.
+part of it, and may change at any resume. Values that may be secret are in it as digests.
 """
 
 import json
@@ -39,9 +39,10 @@ def arithmetic_variables(inherited: Mapping[str, str], given: Mapping[str, str])
 
 
 UNREAD = 0
-"""Number of rows of a source that was not read; its digest is then made of sizes and times."""
+"""Stands for the number of rows of a source that was not read, whose digest is then made of the
+sizes and times of its files."""
 TEXT_KEYS = ("column", "template", "sql", "where")
-"""Keys that say which text of a row is encoded, and of which rows."""
+"""Keys of an output that say which rows are encoded, and which text each has."""
 
 
 @frozen
@@ -54,13 +55,13 @@ class Identity:
     def fingerprint(self) -> str:
         """sha256 of the canonical JSON, as hex.
 
-        A local model counts by its revision, a digest, not by its place.
+        A local model counts by the digest of its files (`model.revision`), not by its path.
         """
         return digest_of(self._distinguishing())
 
     @property
     def vector_fingerprint(self) -> str:
-        """Fingerprint of all that makes one text's vector: not of source, template and rows."""
+        """Fingerprint of what the vector of a given text depends on: model, encoding, environment."""
         shaping = ("model.", "encode.", "env.")
         return digest_of(
             {
@@ -72,8 +73,8 @@ class Identity:
 
     def _distinguishing(self) -> dict[str, Any]:
         values = dict(self.values)
-        # The config makes the path of a local folder absolute, and no hub id begins with a slash. A
-        # plug-in's name may mean anything, and has no revision.
+        # The name of a local model is an absolute path (hub ids begin with no slash), and its
+        # revision says what is in it. The name of a plug-in may mean anything, and has no revision.
         is_plugin = values["model.encoder"] != SENTENCE_TRANSFORMERS
         if values["model.name"].startswith("/") and not is_plugin:
             del values["model.name"]
@@ -101,10 +102,10 @@ def identity_of(
 ) -> Identity:
     """Make the identity of one output.
 
-    `revision` is the resolved one of the model: a commit hash of the hub or a digest of a local
-    folder; empty for a plug-in. `outside` has the same for each thing outside the model's folder
-    that its files name. `table_digest` and `rows` identify the source (see UNREAD). `arithmetic`
-    are the variables in ARITHMETIC that are set.
+    `revision` is that of the model: a commit hash of the hub, or the digest of a local folder;
+    empty for a plug-in. `outside` has the revision of each repository or folder outside the
+    model's that its files refer to. `table_digest` and `rows` identify the source (see UNREAD).
+    `arithmetic` are the variables in ARITHMETIC that are set.
     """
     model = config.model
     encode = config.effective_encode(output_name)
@@ -168,7 +169,10 @@ def _shown(value: Any) -> str:
 
 @frozen
 class Plan:
-    """How the texts of an output are cut into chunks, numbered from 0; its first run fixes it."""
+    """How the texts of an output are cut into chunks, numbered from 0; its first run fixes it.
+
+    The reuse plan is something else: it says which texts are encoded at all (`store.reuse`).
+    """
 
     distinct: int
     """Number of distinct texts."""
@@ -190,7 +194,7 @@ class Plan:
         return stop - start
 
     def texts_in(self, chosen: bytearray) -> int:
-        """Count the texts in the chosen chunks; `chosen` has one byte a chunk, 1 or 0."""
+        """Count the texts in the chosen chunks: those whose byte in `chosen` is 1."""
         count = chosen.count(1) * self.chunk_size
         if chosen and chosen[-1]:
             count -= self.chunk_size - self.size(self.count - 1)
@@ -209,7 +213,7 @@ class BadText:
 
 @frozen
 class Fixed:
-    """What the first run of an output fixes, and what it found in the source."""
+    """What the first run of an output fixes for later ones, and what it found in the source."""
 
     identity: Identity
     chunk_size: int
@@ -224,7 +228,7 @@ class Fixed:
     place: str | None = None
     """Path of a final file outside the workdir, relative to it."""
     anew: bool = False
-    """Began with --from-scratch: no vector is taken from what the workdir had before."""
+    """The generation began with --from-scratch: it takes no vector that the workdir had before."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The workdir: every path in it, who owns it, and the lock that one run at a time holds.
+"""The workdir: every path in it, whether it is ours, and the lock that one run at a time holds.
 
 What people see of an output, its final file and manifest above all, is there only when it is
 complete. All else is in the hidden folder, which only its owner may enter:
@@ -36,7 +36,7 @@ from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
 FORMAT = 6
-"""Version of all state in a workdir; raised with each change that another version would misread."""
+"""Version of the state in a workdir; raised by a change that an older version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
 """Chunk files are spread over folders, so that listing stays fast with 100,000 chunks."""
@@ -44,7 +44,7 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-# A lock that is held for less than this was only tested by `is_held`, which takes it for a moment.
+# `is_held` takes the lock for a moment to test it: a run waits this long before it gives up.
 _LOCK_PATIENCE_S = 0.5
 
 
@@ -71,7 +71,7 @@ class NextToFinal:
 
 
 def unfinished(folder: Path) -> Path:
-    """Return the name under which a folder is put together before it gets its own."""
+    """Return the path under which a folder is filled before a rename gives it its own."""
     return folder.with_name(f"{folder.name}.partial")
 
 
@@ -88,7 +88,7 @@ class OutputLayout:
     workdir: Path
     name: str
     generation: int = 0
-    """0 = the one that is being staged; it gets its number once it is complete."""
+    """From 1; 0 = one whose texts are being staged, which gets its number once they all are."""
     place: Path | None = None
     """Path of the final file if it is not in the workdir: `encode -o` names it."""
     kind: str = "outputs"
@@ -115,7 +115,7 @@ class OutputLayout:
     cut_rows = PathIn("state", "cut_rows.bin")
     chunks = PathIn("state", "chunks")
     reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and copies of those
-    # by chunk: its bad texts, and the vectors of a part of its texts
+    # by chunk that no attempt has completed: the vectors of some of its texts, and its bad texts
     parts = PathIn("state", "parts")
     attempts = PathIn("state", "attempts")
     truncated_kept = PathIn("state", "truncated.jsonl")
@@ -150,7 +150,7 @@ class OutputLayout:
 
     @property
     def visible(self) -> tuple[Path, ...]:
-        """Every file that people may see of it."""
+        """Every path of the output outside the hidden folder, in any format."""
         final = (self.final, self.file("parquet"), self.manifest)
         return (*final, self.truncated, self.quarantined, self.rows_table)
 
@@ -171,9 +171,9 @@ class OutputLayout:
         return self.state / f"cut-{fingerprint[:DIGEST_LENGTH]}.bin"
 
     def chunk(self, number: int, digest: str) -> Path:
-        """Return the file of a committed chunk.
+        """Return the file of a committed chunk, `digest` being its `chunk_key`.
 
-        The digest in its name lets one rename commit file and record.
+        With the digest in the name, one rename commits the vectors and the record of them.
         """
         folder = self.chunks / f"{number // CHUNKS_PER_FOLDER:03d}"
         return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
@@ -189,7 +189,7 @@ class OutputLayout:
 
 @frozen
 class InvocationFiles:
-    """Paths of one invocation of `run`, written for people; nothing is resumed from here."""
+    """Files of one invocation of `run`, for people to read; no later run needs them."""
 
     folder: Path
 
@@ -296,7 +296,7 @@ def require_workdir(path: Path) -> Layout:
 
 
 def anything_kept(layout: Layout) -> bool:
-    """Say whether any text may have its vector, also in batches of a stopped attempt."""
+    """Say whether any text of the workdir may have its vector, also in an unfinished attempt."""
     patterns = (
         "*/final.json",
         "*/*/chunks/*/*.npy",
@@ -325,7 +325,7 @@ class LockHolder:
     @property
     def has_ended(self) -> bool:
         """Whether it was a process of this machine and has ended; its workers may be ended then."""
-        # Our own pid: this program has made another run before, which is over.
+        # With our own pid, it was an earlier run of this program, which is over.
         return self.host == socket.gethostname() and (
             self.pid == os.getpid() or self.alive() is False
         )
@@ -349,9 +349,9 @@ class LockHolder:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Return the holder that the lock file names, if any; None if it is not of the right types.
+    """Return the holder that the lock file names; None if it names none in the right types.
 
-    It decides which processes are killed.
+    They are checked since the record decides which processes are killed.
     """
     holder = from_json(LockHolder, read_bounded(path))
     return holder if holder and holder.pid > 0 else None
@@ -457,7 +457,7 @@ def _held_by_another(path: Path) -> Halt:
     holder = read_holder(path)
     name = "another run"
     workdir = path.parent.parent
-    # A holder that has ended is the one before: whoever took the lock has not yet written its name.
+    # If the named holder has ended, the new one has not yet written its name.
     if holder and holder.alive() is not False:
         name += f" (pid {holder.pid} on {holder.host}, started {human_moment(holder.since)})"
     return Halt(

@@ -1,4 +1,7 @@
-"""What is done of one output, kept so that a new process reads the same from its folder."""
+"""What is done of one output: committed chunks, parts of others, and bad texts.
+
+Each change is on the disk before it is in memory, so that a new process reads the same.
+"""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -15,11 +18,10 @@ _SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
 
 
 class Parts:
-    """What is known of the texts of one chunk that is not done by one attempt.
+    """The texts of one chunk that an attempt at the whole did not complete.
 
-    A chunk is taken apart when an attempt at the whole fails: the vectors of some texts are good,
-    others are tried in smaller groups, and a text that fails in a batch by itself is bad. Methods
-    that change it raise OSError.
+    Such a chunk is taken apart: some texts have a vector already, others are tried in smaller
+    groups, and a text that fails in a batch by itself is bad. Methods that change it raise OSError.
     """
 
     def __init__(self, files: ChunkFiles, chunk: int) -> None:
@@ -34,7 +36,7 @@ class Parts:
 
     @property
     def begun(self) -> bool:
-        """Whether anything is known of its texts."""
+        """Whether any of its texts has a vector or is bad."""
         return bool(self._index.parts or self.bad)
 
     def good_texts(self) -> list[int]:
@@ -92,7 +94,7 @@ class Ledger:
         fingerprint: str,
         files: ChunkFiles | None = None,
     ) -> None:
-        """`files` stand in for those of the layout in the simulator."""
+        """`files` replace those of the layout; the simulator gives files in memory."""
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
@@ -131,7 +133,7 @@ class Ledger:
         del self._parts[chunk]
 
     def _bring_back_facts(self) -> None:
-        """Have one chunk computed again, so that its worker reports the lost model facts again."""
+        """Make one chunk with vectors pending, so that a worker reports the lost model facts."""
         good = self.known_good()
         if not good:
             return
@@ -142,7 +144,7 @@ class Ledger:
             self.parts(chunk).forget_vectors()
 
     def forgive_if_none_is_good(self) -> None:
-        """Have all bad texts tried again if no text has a vector: the texts are not the cause.
+        """Make all bad texts pending if no text has a vector: then the texts were not the cause.
 
         Raises OSError.
         """

@@ -1,6 +1,6 @@
-"""Records on the disk: JSON with a digest of itself, stamps of files, models, batch limits.
+"""Records on the disk: JSON files with a digest of their content.
 
-A damaged record raises DamagedError, and the caller decides what follows.
+Those of models, of files (stamps) and of batch limits are here as well.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_json
 
-_LIMIT_BYTES = 256 << 20  # no record is longer: lists that grow with the rows are files of lines
+_LIMIT_BYTES = 256 << 20  # no record is longer: what grows with the rows is in other files
 _Record = TypeVar("_Record")
 
 
 class DamagedError(Exception):
-    """A file exists, but is not what was written."""
+    """A file is not what was written; the message names it."""
 
 
 def digest_of(value: Any) -> str:
@@ -109,7 +109,8 @@ class Stamp:
     def holds(self, path: Path) -> bool:
         """Say whether the file has the stamped content; reads it only if it was touched.
 
-        Raises OSError if the machine refuses to read it, which says nothing of the content.
+        Raises OSError if it may not be read, or the machine lacks memory or open files: that says
+        nothing of the content.
         """
         if self.untouched(path):
             return True
@@ -154,7 +155,7 @@ def state_of(path: Path) -> tuple[int, int, int, int]:
 
 @frozen
 class Pin:
-    """The commit that a workdir has fixed for a hub id."""
+    """The commit of a repository on the hub that a workdir has fixed."""
 
     name: str
     asked: str | None
@@ -184,7 +185,7 @@ def read_models(path: Path) -> ModelRecord:
 
 
 class LessonFile:
-    """Batch limits learned for one model, by kind of device (`Device.model`)."""
+    """Batch limits that runs have learned for one model, by kind of device (`Device.model`)."""
 
     def __init__(self, path: Path, key: str) -> None:
         """`key` names the model."""
@@ -200,7 +201,7 @@ class LessonFile:
         return (found[0], found[1]) if found else None
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
-        """Keep the limits for the next run; on a full disk only this run knows them."""
+        """Keep the limits for later runs; on a full disk they are lost."""
         with contextlib.suppress(OSError):
             write_sealed(self._path, {**self._lessons(), f"{kind}|{self._key}": [rows, tokens]})
 

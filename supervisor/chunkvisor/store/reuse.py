@@ -1,6 +1,7 @@
-"""The reuse plan: which texts of an output have a vector elsewhere, fixed before the first chunk.
+"""The reuse plan: for which texts of an output a vector was copied from elsewhere.
 
-The texts without one are encoded: chunks are made of them.
+It is fixed before the first chunk. All other texts are encoded, and numbered anew for that: chunks
+are made of them.
 """
 
 import os
@@ -28,7 +29,7 @@ from chunkvisor_worker.contract.frozen import frozen
 
 @frozen
 class Place:
-    """A place from which vectors were copied."""
+    """A place from which vectors were copied, such as "output titles"."""
 
     words: str
     """For people: the manifest has them."""
@@ -40,7 +41,7 @@ class Place:
 
 @frozen
 class ReuseFiles:
-    """Paths in the folder of a plan, which lies in the folder of the chunks and goes with it."""
+    """Files of a plan; their folder lies in that of the chunks, and is removed with it."""
 
     folder: Path
 
@@ -87,7 +88,7 @@ class Reuse:
 
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
-    """Return the plan, or None if there is none, or it copies nothing.
+    """Return the plan; None if there is none, or no vector was copied.
 
     Raises DamagedError, OSError.
     """
@@ -100,7 +101,7 @@ def read_reuse(layout: OutputLayout) -> Reuse | None:
 
 
 def is_planned(layout: OutputLayout) -> bool:
-    """Say whether there is a plan, be it one that copies nothing."""
+    """Say whether there is a plan, also one without copies."""
     return ReuseFiles(layout.reuse).record.exists()
 
 
@@ -127,7 +128,7 @@ def plan_and_fingerprint(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
 
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:
-    """Return the output's ledger, not loaded, or None if it was never begun.
+    """Return the output's ledger, not yet loaded; None if the output was never begun.
 
     Raises DamagedError, OSError.
     """
