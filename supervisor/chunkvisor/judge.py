@@ -1,4 +1,4 @@
-"""Judges whether a living worker still makes progress, and what became of an ended one. Pure."""
+"""Judges whether a worker still makes progress, and what became of one that has ended. Pure."""
 
 import signal
 from dataclasses import replace
@@ -20,9 +20,9 @@ from chunkvisor_worker.contract.taxonomy import (
 
 BACKOFF_S = 0.5  # pause before the second try; it doubles with each further one
 BACKOFF_MAX_S = 60.0
-# Return codes that no process can have: the exit status of the worker is not known; its machine, or
-# the way to it, was lost.
+# Return codes that no process can have. The exit status of the worker is not known:
 STATUS_LOST = 1 << 16
+# Its machine was lost, or the connection to it:
 NODE_LOST = STATUS_LOST + 1
 # With less free space, a SIGBUS means that a write to a mapped file met a full disk.
 NEARLY_FULL_BYTES = 16 << 20
@@ -32,21 +32,21 @@ ONE_ROW = Limits(rows=1)
 class OtherProcesses(Enum):
     """Who else holds memory of the attempt's device."""
 
-    UNKNOWN = "unknown"  # it was not looked at, or it is not a GPU
+    UNKNOWN = "unknown"  # the device was not read, or is no GPU
     NONE = "none"
     NEW = "new"  # processes that were not there when the run began hold what was missing
     SIBLING = "sibling"  # another worker of this run
 
 
 def backoff_s(tries: int) -> float:
-    """Say how long to pause after this many failures."""
+    """Return how many seconds to pause after this many failures."""
     return float(min(BACKOFF_MAX_S, BACKOFF_S * 2 ** max(0, tries - 1)))
 
 
 def pause_s(waited_s: float, limit_s: float) -> float:
-    """Say how long to pause before the next try in a wait that has lasted for `waited_s`.
+    """Return how many seconds to pause before the next try in a wait that has lasted `waited_s`.
 
-    Seconds at first, a minute later, and not past the limit of the wait.
+    From one second at first to a minute later, and not past `limit_s`, the limit of the wait.
     """
     return min(BACKOFF_MAX_S, 1 + waited_s / 10, max(0.1, limit_s - waited_s))
 
@@ -56,9 +56,9 @@ def pause_s(waited_s: float, limit_s: float) -> float:
 
 @frozen
 class Pulse:
-    """A worker's signs of life, timed by the parent's clock: the worker's may be wrong."""
+    """A worker's signs of life, timed by the parent's clock: a worker's clock may be wrong."""
 
-    started_s: float  # from when on the start-up time counts
+    started_s: float  # from here on the start-up time counts
     changed_s: float  # when the last new beat was seen
     beat: Beat | None = None
 
@@ -77,11 +77,11 @@ class Pulse:
 
     @property
     def phase(self) -> Phase:
-        """The phase that the last beat told."""
+        """The phase in the last beat."""
         return self.beat.phase if self.beat else Phase.START
 
     def overdue(self, now_s: float, recovery: RecoveryConfig) -> str:
-        """Say why a worker that is not waiting at the gate is to be ended; empty = it is not."""
+        """Say why the worker is to be ended; empty if it is not. It does not wait at the gate."""
         silent_s = now_s - self.changed_s
         age_s = now_s - self.started_s
         phase = self.phase
@@ -95,7 +95,7 @@ class Pulse:
 
 # --- an ended worker
 
-# Outcomes that leave nothing behind on a GPU, and do not come from it.
+# Outcomes that do not come from the GPU, and leave nothing on it.
 _NOT_OF_GPU = (
     Outcome.COMMITTED,
     Outcome.BAD_INPUT,
@@ -111,18 +111,18 @@ class Verdict:
     """What became of an attempt, and why."""
 
     outcome: Outcome
-    reason: str  # one sentence for the person
+    reason: str  # one sentence for people
     remedy: str = ""
     rule: str = ""
-    """Name of the rule that knew the fault; docs/reference/failures.md has an entry for each."""
+    """Name of the rule that recognized the fault, if any; docs/reference/failures.md has each."""
     exit_code: int | None = None
-    """That of the run, if this fault ends it; None = the policy chooses one for the outcome."""
+    """Exit code of the run if this fault ends it; None = the policy chooses one by the outcome."""
     smaller_batch_helps: bool = True
-    """False if the memory that ran out has nothing to do with batches."""
+    """False if the memory that ran out was not needed for a batch."""
     row_can_cause: bool = False  # a text can be the cause
     bad_rows: tuple[int, ...] = ()
     """Positions, in the attempt, of rows with bad vectors, if all others are good."""
-    asked_for: bool = False  # the parent itself ended it, and not since it hung
+    asked_for: bool = False  # the run itself ended it, for another reason than a hang
     limits: Limits = ONE_ROW  # batch limits that the attempt ran under
     batch_rows: int = 0  # of the batch in progress
     batch_tokens: int = 0  # padded tokens of it; 0 = not known
@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def others_hold_memory(self) -> bool:
-        """Whether others are seen to hold more of the GPU's memory than this worker did."""
+        """Whether torch's figures show that others held more of the memory than this worker."""
         figures = self.figures
         return (
             figures is not None
@@ -149,34 +149,34 @@ class Verdict:
 
     @property
     def see(self) -> str:
-        """Name of the handbook's entry about it: its rule, or the outcome if no rule knew it."""
+        """What to give `chunkvisor explain`: the rule, or the outcome if there is no rule."""
         return self.rule or str(self.outcome)
 
     @property
     def before_first_batch(self) -> bool:
-        """Whether no text had been touched, so that none can be the cause.
+        """Whether no text had been read, so that none can be the cause.
 
-        Tokenizing touches texts: one of them may be what ended a tokenizer.
+        A tokenizer reads texts, and one of them may end it.
         """
         return self.phase in BEFORE_WORK and self.phase is not Phase.TOKENIZE
 
     @property
     def can_touch_gpu(self) -> bool:
-        """Whether a worker that had a GPU may have failed by it, or left something on it."""
+        """Whether a worker that had a GPU may have failed because of it, or left memory on it."""
         return self.outcome not in _NOT_OF_GPU and not self.asked_for
 
     @property
     def blameless(self) -> bool:
-        """Whether it says nothing about texts, config or devices, however often it happens."""
+        """Whether it shows nothing about texts, config or devices, however often it happens."""
         return self.asked_for or self.outcome is Outcome.LOST
 
 
 class EndedBy(StrEnum):
-    """Who ended a worker: it ended by itself, or the parent ended it, and why."""
+    """Who ended a worker, and why."""
 
-    ITSELF = "itself"
-    STOP = "stop"  # the run was asked to stop
-    HANG = "hang"  # it made no progress
+    ITSELF = "itself"  # not the run
+    STOP = "stop"  # the run, since it no longer needed the worker or was asked to stop
+    HANG = "hang"  # the run, since the worker made no progress
 
 
 @frozen
@@ -184,7 +184,8 @@ class Evidence:
     """All that is known of an ended attempt."""
 
     returncode: int | None
-    """As subprocess gives it, STATUS_LOST or NODE_LOST; None = the run before was killed."""
+    """As subprocess gives it (-9 = SIGKILL), STATUS_LOST or NODE_LOST; None = not known, since the
+    run that started the worker was killed."""
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""  # if the parent ended it, or its machine was lost
     result: Result | None = None  # only one that belongs to the attempt's spec
@@ -192,7 +193,7 @@ class Evidence:
     """What is wrong with the vectors of the result; None = they are verified."""
     bad_rows: tuple[int, ...] = ()  # positions of the bad vectors, if nothing else is wrong
     other_dimension: bool = False
-    """They have another dimension than those before: because of one text, or all of them."""
+    """They have another dimension than those before; one text or all may be the cause."""
     fault: Fault | None = None
     beat: Beat | None = None
     log_tail: str = ""
@@ -209,7 +210,7 @@ _OTHER_DIMENSION = (
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Return the verdict that all evidence leads to; there always is one."""
+    """Return the verdict that the evidence leads to; there is one for any evidence."""
     beat = evidence.beat
     fault = evidence.fault
     base = Verdict(
@@ -231,8 +232,7 @@ def _judge(evidence: Evidence, base: Verdict) -> Verdict:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result counts
         # more than the exit status.
         return base
-    # Before any cause: what the parent has ended says nothing of texts or devices, whatever it
-    # left.
+    # Before any recorded fault, which may come from the signal by which the run ended the worker.
     if evidence.ended_by is EndedBy.STOP:
         return replace(
             base, outcome=Outcome.INTERRUPTED, reason="stopped with the run", asked_for=True
@@ -257,7 +257,7 @@ def _judge(evidence: Evidence, base: Verdict) -> Verdict:
             row_can_cause=bool(evidence.bad_rows) or other,
             bad_rows=evidence.bad_rows,
         )
-    # The fault that it recorded has the exception and the phase; log and exit code say less.
+    # A recorded fault has the exception and the phase: log and exit code show less.
     if evidence.fault:
         return _diagnosed(base, diagnose(evidence.fault, _known(evidence)))
     return _without_record(evidence, base)
@@ -273,7 +273,7 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
     """Judge a worker that died without recording a fault."""
     code = evidence.returncode
     at_texts = base.phase in ON_TEXTS
-    if code is None:  # found at a resume: it was in progress when the earlier run died
+    if code is None:  # it was in progress when an earlier run was killed
         return replace(
             base,
             outcome=Outcome.INTERRUPTED,
@@ -296,7 +296,7 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
-    # Its last words may still be in the log.
+    # What ended it may still be in its log.
     known = _known(evidence)
     diagnosis = diagnose_log(evidence.log_tail, code, base.phase, known)
     if diagnosis:
@@ -342,10 +342,10 @@ def describe_exit(code: int) -> str:
 
 
 def _stack_head(log_tail: str) -> str:
-    """Say where a hung worker was, by the stack that faulthandler wrote when SIGABRT came."""
+    """Say where a hung worker was, from the stack that faulthandler wrote at SIGABRT."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
     lines = [line.strip() for line in stack.splitlines()[:3]] if found else []
     frames = [line for line in lines if line.startswith("File ")]
-    # The worker's own frames say nothing about the place, unless there is no other.
+    # Frames of the worker's own package are left out if there are others, which say more.
     frames = [line for line in frames if "/chunkvisor_worker/" not in line] or frames[:1]
     return "; it was at " + ", called from ".join(frames) if frames else ""

@@ -22,13 +22,13 @@ from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 class Meaning(NamedTuple):
     """What a person wants to know about an outcome; a sentence or a few each."""
 
-    what: str  # what happened
-    then: str  # what the run does by itself
+    what: str  # what has happened
+    then: str  # what the run does about it
     do: str  # what a person can do
 
 
 QUARANTINE = "quarantine"
-"""Name of the entry about rows without a vector; no attempt has this outcome."""
+"""Name of the entry about rows without a vector, which is not an outcome of attempts."""
 
 ENTRIES: dict[str, Meaning] = {
     Outcome.COMMITTED: Meaning(
@@ -135,7 +135,7 @@ ENTRIES: dict[str, Meaning] = {
         "source: `chunkvisor run CONFIG --update`.",
     ),
 }
-"""By outcome, each of which has an entry, and the quarantine."""
+"""An entry for each outcome, and that about the quarantine."""
 
 _BELOW = "\n       "  # between reasons that stand below each other
 
@@ -145,8 +145,8 @@ _OF_RULES = {rule.name: rule.if_ended for rule in RULES if rule.if_ended}
 def last_remedy(verdict: Verdict) -> str:
     """Return what a person can do when a fault has ended the run.
 
-    A rule with an exit code is about the machine, the config or a server, and its remedy holds.
-    The remedies of others are about what chunkvisor does next, but nothing comes next.
+    The remedy of a rule with an exit code is about the machine, the config or a server. Those of
+    other rules are about what the run does next, and this one has ended: `if_ended` is for that.
     """
     if verdict.on_cpu and verdict.rule in OF_GPUS:
         return (
@@ -180,9 +180,9 @@ def halt_in_words(
     *,
     dropped: bool,
 ) -> Halt:
-    """Put the end of a run into words; with `dropped`, that it continues without a device.
+    """Put the end of a run into words; if `dropped`, that it continues without `device`.
 
-    `work` is (output, chunk, texts of the output).
+    `work` is (output, chunk, distinct texts of the output).
     """
     output, chunk, texts = work
     at_chunk = f"halted at {output} chunk {chunk}"
@@ -240,9 +240,9 @@ def halt_in_words(
 def too_many_bad_texts(
     output: str, place: str, count: int, verdict: Verdict, most: int | None
 ) -> Halt:
-    """Return the end of a run with too many texts that fail alone, the last of them at `place`.
+    """Return the end of a run in which `count` texts fail alone, the last of them at `place`.
 
-    There are `count`, and `most` are allowed; None = none is.
+    The config allows `most`; None = it allows none (`on_bad_row: fail`).
     """
     if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
@@ -313,7 +313,7 @@ class GivenUp:
     """The newest log of the chunk."""
 
 
-_NUMBERS = re.compile(r"\d+")  # reasons that differ in numbers alone, of a line say, are the same
+_NUMBERS = re.compile(r"\d+")  # reasons that differ in these alone count as the same
 _REASONS = 3  # that are named, at most
 
 
@@ -322,11 +322,11 @@ class BadReason:
     """Why rows have no vector."""
 
     outcome: str
-    """What became of the attempts at them."""
+    """Outcome of the last attempts at them."""
     reason: str
-    """That of the first of them; those of the others may differ in numbers."""
+    """The reason of the first; those of the others may differ in numbers."""
     rows: int
-    """How many rows have it."""
+    """How many rows have this reason."""
 
 
 def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
@@ -339,7 +339,7 @@ def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
 
 
 def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
-    """Return lines about why `count` rows have no vector; `reasons` may be of the first alone."""
+    """Say in lines why `count` rows have no vector; `reasons` may be of the first rows alone."""
     rows = sum(each.rows for each in reasons)
     if rows == 1:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
@@ -388,10 +388,10 @@ def finished_with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any
 
 def chunks_given_up(given_up: Sequence[GivenUp]) -> Halt:
     """Return the end of a run in which these chunks have used up their tries."""
-    # A chunk may be there several times, with one part each.
+    # A chunk stands there once for each of its pieces that was given up.
     chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))
     last = given_up[-1]
-    # What has no room on the GPU has none in the next run either.
+    # What lacks the GPU's memory will lack it in the next run as well.
     lacks_memory = all(each.verdict.outcome is Outcome.GPU_OOM for each in given_up)
     return Halt(
         ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN,
@@ -405,7 +405,7 @@ def chunks_given_up(given_up: Sequence[GivenUp]) -> Halt:
 
 @dataclass(slots=True)
 class Troubles:
-    """What went wrong in one run, gathered from its events for the words of its end."""
+    """What went wrong in one run, gathered from its events for the message at its end."""
 
     _draining: bool = False
     _failures: list[event.FailureEvent] = field(default_factory=list)
@@ -416,7 +416,8 @@ class Troubles:
         """Take in an event."""
         match told:
             case event.Draining():
-                # Vectors that are saved from now on do not show that the failures were overcome.
+                # A run that drains starts nothing new: vectors that are saved now do not show that
+                # what failed works again.
                 self._draining = True
             case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if (
                 not self._draining
@@ -428,7 +429,7 @@ class Troubles:
                 self._rows.append(f"{told.output} row {told.row} ({told.place})")
 
     def add_reasons_to(self, halt: Halt) -> Halt:
-        """Add the rows that were given up to a Halt, and the last failures if it has no reason."""
+        """Add the quarantined rows to the Halt, and the last failures if it gives no reason."""
         if halt.code is ExitCode.QUARANTINED:  # it names the rows itself
             return halt
         parts = [halt.why]

@@ -39,10 +39,10 @@ class QuarantinedRow:
 
 @frozen
 class FinalFile:
-    """One complete output."""
+    """The final file of one output, or of a combination."""
 
     path: Path
-    """The .npy or .parquet, rows x dimension."""
+    """The .npy file of shape (rows, dimension), or the .parquet file."""
     manifest: dict[str, Any]
     """What <output>.json says: rows, dimension, model, versions, …"""
     quarantined: tuple[QuarantinedRow, ...]
@@ -50,8 +50,8 @@ class FinalFile:
     def vectors(self) -> npt.NDArray[Any]:
         """The vectors, of shape (rows, dimension).
 
-        Of an .npy file they are mapped copy-on-write: the caller may change them, the file stays.
-        Of parquet they are read into memory. Raises OSError.
+        Those of an .npy file are mapped copy-on-write: if the caller changes them, the file stays
+        as it is. Those of parquet are read into memory. Raises OSError.
         """
         form = form_of(self.manifest)
         if form.format is FinalFormat.NPY:
@@ -98,10 +98,10 @@ class Report:
 
 
 def loss_in_words(report: Report, place: Callable[[int], str] | None, *, kept: bool) -> str:
-    """Say how many rows have no vector, name the first, say why, and where all are listed.
+    """Say how many rows have no vector, which are the first, why, and where all are listed.
 
-    `place` names the text of a row for the caller of `encode`; without it, output and row are
-    named. The list is named only if its workdir is `kept`.
+    `place` names a row for the caller of `encode`; without it, output and row are named. The list
+    is named only if the workdir is `kept`.
     """
     layout = Layout(report.workdir)
     names = []

@@ -61,7 +61,7 @@ class Identity:
 
     @property
     def vector_fingerprint(self) -> str:
-        """Fingerprint of what the vector of a given text depends on: model, encoding, environment."""
+        """Fingerprint of what the vector of a given text depends on: not of source and rows."""
         shaping = ("model.", "encode.", "env.")
         return digest_of(
             {

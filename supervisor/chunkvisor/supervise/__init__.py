@@ -1,1 +1,1 @@
-"""One run, from its start to its exit code. It is not called `run`: that is the API's."""
+"""One run, from its start to its exit code; `chunkvisor.run` is the function of the API."""

@@ -1,4 +1,4 @@
-"""Opens the outputs of one run: what is done of each, and how large its chunks are."""
+"""Opens the outputs of one run: stages and plans each, and reads what is done of it."""
 
 import os
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.messages import Phase, Spec
 
-# How long a worker is to take for a chunk, about: then a fault costs little, and the start of a
-# worker is a small share.
+# About how long a worker is to take for a chunk: a fault then costs little, and the start of the
+# worker is a small part of it.
 _TARGET_S = 40.0
 
 
@@ -46,7 +46,7 @@ class Opening:
         self._resources = resources
         self._source = source
         self._config: Config = request.loaded.config
-        # The nodes of a cluster do not get the environment of this machine.
+        # Workers on the nodes of a cluster do not inherit the environment of this machine.
         environment = {} if resources.on_ray else os.environ
         self._arithmetic = arithmetic_variables(environment, self._config.env)
         self._wanted = Wanted(
@@ -65,7 +65,7 @@ class Opening:
 
     @cached_property
     def _pace(self) -> tuple[float | None, float]:
-        return pace_before(self._config)  # a journal is read once for all outputs
+        return pace_before(self._config)  # the journal is read once for all outputs
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         source = self._source
@@ -115,8 +115,8 @@ class Opening:
     ) -> OutputRun:
         """Open an output that takes over vectors which outputs `before` it are still to encode.
 
-        Until they have, its plan is a guess. `counts` says how many it takes from each of them;
-        `known` texts already have a vector elsewhere.
+        Until they are encoded, what is left of it to encode is a guess. `counts` says how many
+        vectors it takes from each of them; `known` is how many texts will then have one at most.
         """
         layout = found.layout
         fixed = found.fixed
@@ -178,7 +178,7 @@ class Opening:
             wanted.emit_note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         if not taken:
             ledger.forgive_if_none_is_good()
-        # Before the bad texts are asked for: it reads the parts of chunks that have them.
+        # Before `bad_texts`: it reads the parts, which have the bad texts of unfinished chunks.
         saved = ledger.saved()
         bad_rows = rows_of(table.without(reuse), [bad.text for bad in ledger.bad_texts()])
         opened = OutputOpened(
@@ -205,7 +205,7 @@ class Opening:
         encode = config.effective_encode(name)
         cores = len(os.sched_getaffinity(0)) // config.workers.per_device
         threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-        # Chunk, attempt, start, stop and digest of the texts are set for each attempt.
+        # Chunk, attempt, start, stop and digest of the texts (0, "") are set for each attempt.
         job = Spec(
             *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
             source.spec(config.model),
@@ -249,10 +249,10 @@ def _without_blanks(output: OutputConfig) -> str:
 
 
 def pace_before(config: Config) -> tuple[float | None, float]:
-    """Return the texts a second of the last run or trial here, and its `entry_s`.
+    """Return the texts a second of the last run or trial in the workdir, and its `entry_s`.
 
-    That is for how long a worker has its device before it computes: a CUDA context is made, and the
-    weights are copied.
+    That is how many seconds a worker has its device before it computes: a CUDA context is made, and
+    the weights are copied. (None, 0) if none is known.
     """
     rate = None
     entry_s = 0.0
@@ -271,7 +271,8 @@ def propose(
 ) -> tuple[int, str]:
     """Propose how many texts a chunk is to have, and say why.
 
-    It has one significant digit, so that a chunk takes 27 to 60 s if `entry_s` is short.
+    The number is rounded to one significant digit: 1,700 texts in 40 s become 2,000. So a chunk
+    takes 27 to 60 s if `entry_s` is short.
     """
     if texts_per_s is None:
         size = 3000 if device_kind == "cuda" else 500

@@ -1,6 +1,7 @@
 """What one run is asked for, and what it works with: devices, the model's files and an engine.
 
-It is imported before the model begins to load: it imports neither numpy nor what works on outputs.
+It is imported before the model begins to load, so that it imports neither numpy nor what works on
+outputs.
 """
 
 import os
@@ -44,14 +45,14 @@ class Request:
     update: bool = False  # take a source that has changed as it is now
     stop_after_s: float | None = None  # the most time that it may take; None = as long as it takes
     keeps: bool = True
-    """False: an unfinished run leaves nothing, so that the first signal ends it at once."""
-    typed: str = ""  # the command, to be typed again; empty for a call from Python
+    """False: nothing of an unfinished run is kept, so that the first signal ends it at once."""
+    typed: str = ""  # the command as it can be typed again; empty for a call from Python
     place: Path | None = None  # of the only final file, if it is not to be in the workdir
     more: dict[str, Any] = field(default_factory=dict)  # further entries of manifests
 
 
 class RunResources:
-    """Devices, model and engine of one run; its maker closes it."""
+    """Devices, model and engine of one run; whoever makes it closes it."""
 
     def __init__(self, request: Request, run: Run) -> None:
         """Find the devices, and report that the run begins. Raises Halt if there are none."""
@@ -60,9 +61,9 @@ class RunResources:
         self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
         self._ahead: LocalEngine | None = None
-        """An engine that was started before it is wanted, so that the model loads meanwhile."""
+        """An engine that was started early, so that the model loads while sources are read."""
         if self.on_ray:
-            # It stands for the devices of the cluster, which are not known yet.
+            # Stands for the devices of the cluster, which are not known yet.
             self.devices: tuple[Device, ...] = (
                 Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),
             )
@@ -92,7 +93,7 @@ class RunResources:
         )
 
     def close(self) -> None:
-        """Close an engine that was not taken."""
+        """Close the engine that was started early, unless it was taken."""
         if self._ahead:
             self._ahead.close()
 
@@ -115,7 +116,7 @@ class RunResources:
         """
         model = self._config.model
         layout = self._run.layout
-        # A resume may need no worker at all; then loading the model would only cost memory.
+        # A resumed run may need no worker at all: it does not load the model before it knows.
         is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         if model.is_plugin:
             found = ModelSource(None, model.revision)
@@ -124,7 +125,7 @@ class RunResources:
             if not here:
                 from chunkvisor.sources.child import request_of, try_first_row
 
-                # A download takes minutes: what is wrong with a source is said before.
+                # A download takes minutes: an error in a source is found before it.
                 for name in self._config.outputs:
                     wanted = request_of(self._config, name, self._request.rows)
                     try_first_row(wanted, self.on_wait)
@@ -134,14 +135,14 @@ class RunResources:
                 found = self._fetch(repository_of(model), f"the model {model.name}")
             check_model_files(self._config, found.path)
             resolve_outside(found, model, self._fetch, layout.hub, self._read_folder)
-            if is_new:  # it loads while its digest is taken, which takes seconds for each gigabyte
+            if is_new:  # before the digest of its files, which takes seconds for each gigabyte
                 self.load_ahead(found)
             if model.is_folder:
                 read = self._read_folder(Path(model.name))
                 found.revision = read.revision
                 found.stamps = read.stamps
             if self._ahead and not found.untouched_since(self._ahead.began_ns):
-                # The folder was changed: it may have loaded other files than those of the digest.
+                # The folder was changed meanwhile: other files may have been loaded.
                 self._ahead.close()
                 self._ahead = None
         if is_new:
@@ -173,7 +174,7 @@ class RunResources:
                 self._run.signals.sleep(min(deadline_s - time.monotonic(), _PAUSE_S), [])
                 self.on_wait()
 
-        # From scratch, the newest commit of the hub counts; otherwise that of the first run.
+        # With --from-scratch the newest commit of the hub is taken, else that of the first run.
         anew = self._request.from_scratch
         return resolve_hub(
             wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
@@ -182,7 +183,7 @@ class RunResources:
     # --- the engine
 
     def load_ahead(self, source: ModelSource) -> None:
-        """Have a template load the model while a source is read, if one is wanted."""
+        """Have a template load the model while a source is read, if workers come from templates."""
         model = self._config.model
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and not self._ahead and not self.on_ray:
@@ -190,7 +191,7 @@ class RunResources:
             self._ahead.start_template(1)
 
     def take_engine(self, source: ModelSource) -> Engine:
-        """Return the engine, begun ahead or not; the caller closes it."""
+        """Return the engine, started early or not; the caller closes it."""
         run = self._run
         if self.on_ray:
             template = self._template(source)

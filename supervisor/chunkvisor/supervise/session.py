@@ -1,7 +1,7 @@
 """One invocation of `chunkvisor run`: holds the workdir, reports, and ends with an exit code.
 
-It is imported before a model begins to load. What else a run needs, numpy above all, is imported
-while the model loads.
+It is imported before the model begins to load. What a run needs besides, above all numpy, is
+imported while the model loads.
 """
 
 import secrets
@@ -28,9 +28,9 @@ from chunkvisor_worker.contract.secrets import masked_values
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
-    """Do the job, and have the observer show it.
+    """Run what the request asks for, and have the observer show it.
 
-    Raises Halt, with the exit code and the words, if it does not end well.
+    Raises Halt, with exit code and message, if it does not end well.
     """
     config = request.loaded.config
     layout = Layout(config.workdir)
@@ -50,7 +50,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             speed = journal.state.texts_per_s
             invocation = open_invocation(layout)
             observers = Observers(observer, guarded=observers_of_run(config, layout, invocation))
-            # Signals are caught until the observers are closed: none may end us in half a report.
+            # Signals are caught until the observers are closed: none can cut a report in half.
             signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
             stack.enter_context(signals.listen())
             stack.callback(observers.close)
@@ -62,7 +62,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 observers.event(event, journal.state)
 
             emit = report
-            # Also ends what a worker has started in another process group.
+            # At the end: what workers have started in other process groups is ended as well.
             stack.callback(end_orphans, layout.hidden, run_id)
             emit(Invoked(str(layout.workdir), request.typed))
             if previous and previous.has_ended:
@@ -88,8 +88,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
 def _report_end(
     error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None
 ) -> Halt | None:
-    """Report what ends the run, once it can report; return the Halt, or None for a bug."""
-    # A workdir that is gone makes other errors, of a child that found no folder, say.
+    """Report what ends the run, if it can report yet; return the Halt, or None for a bug."""
+    # If the workdir is gone, this error only follows from that: a child found no folder, say.
     gone = workdir_gone(layout) if emit and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
         halt: Halt | None = gone or troubles.add_reasons_to(error)
@@ -98,7 +98,7 @@ def _report_end(
     else:
         halt = memory_halt() if isinstance(error, MemoryError) else None
     if not halt:
-        # The journal says that it was a bug; the traceback comes from the caller.
+        # The journal says that it was a bug; the caller prints the traceback.
         with suppress(Exception):
             if emit:
                 emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
@@ -111,7 +111,7 @@ def _report_end(
 
 
 def require_extras(config: Config) -> None:
-    """Raise Halt (78) if a key asks for what is not installed, or cannot do what it says."""
+    """Raise Halt (78) if a key needs a package that is not installed, or its value cannot work."""
     textfile = config.metrics.textfile
     if textfile:
         if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):

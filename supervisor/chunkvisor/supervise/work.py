@@ -39,7 +39,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         unfit = unfit_dtype(dtype, folder.model_type, weakest(resources.devices))
         if unfit:
             run.emit(Warned("; ".join(unfit)))
-    # Before the source is read, which takes a while: the file may be wrong.
+    # Before the source is read, which may take long: the file may be wrong.
     expected = read_expected(model.expect) if model.expect else None
     outputs = Opening(request, run, resources, source).open_all()
     if outputs:
@@ -74,9 +74,9 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
 
 
 def _complete(config: Config, run: Run, resources: RunResources) -> None:
-    """Make the combinations, and make sure that every final file and manifest is there.
+    """Make the combinations, and check that every final file and manifest is there.
 
-    Raises Halt: 3 if some rows have no vector, 75 if a file is not there; OSError.
+    Raises Halt: 3 if some rows have no vector, 75 if a file is missing; OSError.
     """
     finished = dict[str, dict[str, Any]]()
     for name in config.outputs:
@@ -101,7 +101,7 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
 def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, Any]:
     """Return the manifest of an output or a combination.
 
-    Raises Halt (75) if its files are not there.
+    Raises Halt (75) if it is None: its files are missing, or not those that were made.
     """
     if not manifest:
         raise Halt(
