@@ -411,7 +411,8 @@ class _Run:
                 # What fails while the disk is full or the hub is down ends with the wait, whose
                 # time counts.
                 life.attempts += not within(
-                    [*self.world.disk_full, *self.world.hub_down], life.now_s
+                    [*self.world.disk_full, *self.world.hub_down, *self.world.server_down],
+                    life.now_s,
                 )
                 if life.attempts > life.attempts_max:
                     raise Broken("ends", f"{life.attempts} attempts, and there is no end")
@@ -631,6 +632,8 @@ class _Run:
                 cause = Failure.OOM
             elif fault is not Failure.NONE:
                 cause = fault
+            elif within(self.world.server_down, self.life.now_s + took_s):
+                cause = Failure.SERVER
             elif transient and (first is None or not order):
                 cause = Failure.ILLEGAL
             else:

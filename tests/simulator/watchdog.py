@@ -336,7 +336,9 @@ class Watchdog:
         # A spell that begins for one reason and goes on for another counts as one: that is left to
         # the policy.
         damaged = "damaged chunk" in world.chances or "damaged part" in world.chances
-        mixed = world.hub_down or damaged or any(gpu.busy for gpu in world.gpus)
+        mixed = (
+            world.hub_down or world.server_down or damaged or any(gpu.busy for gpu in world.gpus)
+        )
         short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
         if code is ExitCode.DISK and short and not mixed:
             raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")

@@ -277,9 +277,9 @@ def code_if_nothing_encoded(verdict: Verdict) -> ExitCode:
 def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     tries = history.charged_failures + 1
     match verdict.outcome:
-        case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL if not _server_fails_at_text(
-            verdict, history
-        ):
+        case Outcome.HUB if verdict.row_can_cause and history.any_text_succeeded:
+            pass  # the server that the encoder asks answers, but not for these texts
+        case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL:
             return _wait_or_stop(verdict, history, recovery)
         case Outcome.HARDWARE_FAULT:
             return _stop(verdict, ExitCode.MACHINE)
@@ -302,12 +302,6 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
     # A fault that has an exit code of the run comes from the config or the machine: another chunk
     # would meet it as well.
     return Stop(ExitCode(verdict.exit_code)) if verdict.exit_code else GiveUp()
-
-
-def _server_fails_at_text(verdict: Verdict, history: History) -> bool:
-    """Say whether a server that the encoder asks answers, but not for these texts."""
-    is_server = verdict.outcome is Outcome.HUB and verdict.row_can_cause
-    return is_server and history.any_text_succeeded
 
 
 def _answer_fault_of_texts(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
