@@ -67,6 +67,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     assert f"kept {32 * done} texts that the attempt had finished" in ended.stderr
     assert not place.named("attempt_failed")
     assert place.status()["state"] == "stopped"
+    assert not (place.workdir / "report.html").exists(), "there is no time for a report"
     check_resume(place, lost=set())
     assert len(place.calls()) == 10
 

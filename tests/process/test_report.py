@@ -227,7 +227,7 @@ def test_a_journal_cannot_show_files_from_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("owner", "value"), [("outside.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)]
+    ("owner", "value"), [("invocation.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)]
 )
 def test_a_report_does_not_hold_up_the_end(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, owner: str, value: object

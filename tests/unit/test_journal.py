@@ -5,17 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from chunkvisor.events import journal as journals
 from chunkvisor.events.event import (
     AttemptFailed,
     AttemptStarted,
     ChunkCommitted,
+    ChunkSplit,
     Event,
     Go,
+    Halted,
     Invoked,
+    OutputOpened,
+    PartCommitted,
     RunEnded,
+    RunStarted,
     WorkerEnded,
 )
-from chunkvisor.events.journal import Journal, read_events
+from chunkvisor.events.journal import Journal, Tail, read_events
+from chunkvisor.events.state import RunState
 from chunkvisor.show.status import Follower, screen_of
 from chunkvisor.store.layout import Layout
 
@@ -27,6 +34,16 @@ RUN: list[Event] = [
     WorkerEnded("a", 1, 1, busy_s=0.25, texts=10, tokens=99),
     ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 99),
 ]
+LONG: list[Event] = [
+    RunStarted("w", "cuda:0", ("GPU-1",), outputs=("a", "b")),
+    OutputOpened("b", 10, 10, 1),
+    AttemptStarted("b", 0, 1, pid=100),
+    Go("b", 0, 1, rows=32),
+    PartCommitted("b", 0, 0, 5, 5, 50),
+    ChunkSplit("b", 0, texts=4),
+    AttemptStarted("b", 0, 2, pid=100),
+]
+"""What leaves something in every part of the state."""
 
 
 def note(text: str) -> bytes:
@@ -97,6 +114,48 @@ def test_news(layout: Layout) -> None:
     layout.events.write_bytes(note("d"))
     assert news() == ["d"]
     assert not follower.alive
+
+
+def test_a_reader_of_a_long_journal_begins_at_sums(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a journal is, a reader begins close to its end, and knows what all of it adds up
+    to.
+    """
+    monkeypatch.setattr(journals, "_SUMS_EVERY_BYTES", 3000)
+    for number in range(40):
+        written = write(layout, str(number), [*RUN, *LONG, Halted(75, "x", outcome="hung")])
+    tail = Tail(layout.events)
+    assert tail.offset > layout.events.stat().st_size - 6000
+    assert [each.event for each in tail.read_new()][-1] == Halted(75, "x", outcome="hung")
+    everything = RunState()
+    for entry in read_events(layout.events):
+        everything.apply(entry.event, entry.t)
+    assert tail.state == written.state == everything
+    assert everything.attempts_before == {"committed": 78, "crashed": 39}
+
+
+@pytest.mark.parametrize(
+    ("whole", "damaged"),
+    [
+        (b'"state": {', b'"state": 7, "x": {'),
+        (b'"state": {', b'"state": ['),
+        (b'"wanted": [', b'"wanted": 5, "x": ['),
+    ],
+)
+def test_damaged_sums(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, whole: bytes, damaged: bytes
+) -> None:
+    """Sums that cannot be read are skipped: the journal is read from its start, or other sums."""
+    monkeypatch.setattr(journals, "_SUMS_EVERY_BYTES", 3000)
+    state = write(layout, "one", RUN * 12).state
+    data = layout.events.read_bytes()
+    assert whole in data
+    layout.events.write_bytes(data.replace(whole, damaged))
+    tail = Tail(layout.events)
+    assert tail.offset == 0
+    assert list(tail.read_new())
+    assert tail.state == state
 
 
 def test_phases_that_nobody_knows(layout: Layout) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.events.event import KINDS, Weight, event_of
-from chunkvisor.events.state import AttemptKey, RunState
+from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import heartbeat_s
 from chunkvisor.show.snapshot import Beats, Snapshot, figure, percent, snapshot_of
 from chunkvisor_worker.contract.messages import Beat, Phase
@@ -119,7 +119,7 @@ def test_progress_counts_what_workers_have_done() -> None:
     beat = Beat(9, 8, Phase.FORWARD, rows_done=10, rows_total=25, tokens_done=200)
     ended: Event = (119, "worker_ended", {**FIRST, "device": 0})
     events = [*BEGUN, ended, COMMITTED, (121, "go", {**SECOND, "rows": 32})]
-    now = seen(130, *events, beats={AttemptKey("a", 2, 3): (beat, 0.5)})
+    now = seen(130, *events, beats={"a chunk 2 attempt 3": (beat, 0.5)})
     assert [now.total(name) for name in ("rows", "rows_done", "chunks_done")] == [
         200,
         120,
@@ -176,7 +176,7 @@ def test_whether_to_worry(events: list[Event], silent_s: float, weight: Weight, 
         130,
         *BEGUN,
         *events,
-        beats={AttemptKey("a", 1, 1): (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)},
+        beats={"a chunk 1 attempt 1": (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)},
     )
     assert now.weight is weight
     assert now.health.startswith(words)
@@ -296,7 +296,11 @@ SAMPLES: dict[Any, Any] = {
     bool: True,
     str: "x",
 }
-SAMPLES |= {tuple[str, ...]: ("x", "y"), dict[str, float]: {"forward": 0.5}}
+SAMPLES |= {
+    tuple[str, ...]: ("x", "y"),
+    dict[str, float]: {"forward": 0.5},
+    dict[str, Any]: {"a": 1},
+}
 
 
 def test_no_event_is_lost_in_its_line() -> None:

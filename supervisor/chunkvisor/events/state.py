@@ -3,10 +3,9 @@
 `show.snapshot` turns it into words and rates.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 from chunkvisor.events import event as events
 from chunkvisor.events.event import STOPPING, Event, plain
@@ -21,14 +20,6 @@ follow a change."""
 
 _WELL_USED = 0.75
 """The share of torch's reserved memory that is allocated at the peak, unless it is fragmented."""
-
-
-class AttemptKey(NamedTuple):
-    """Names an attempt."""
-
-    output: str
-    chunk: int
-    attempt: int
 
 
 @dataclass(slots=True)
@@ -71,8 +62,11 @@ class Progress:
 
 @dataclass(slots=True)
 class ActiveWorker:
-    """A worker that lives."""
+    """A worker that lives, and its attempt."""
 
+    output: str
+    chunk: int
+    attempt: int
     device: str
     pid: int
     computing: bool = False  # it may use the device; others are prepared ahead
@@ -125,15 +119,17 @@ class DeviceTimes:
 class RunState:
     """What some events say of a workdir: of its last run, and in sums of all.
 
-    "Here" in a name means: by the last run.
+    "Here" in a name means: by the last run. All values have a JSON form, for `events.Sums`; a
+    dictionary by chunk has keys like `titles chunk 4`.
     """
 
     # The next run takes these over, and replaces most of them once it begins to work.
-    attempts_before: Counter[str] = field(default_factory=Counter)  # of earlier runs, by outcome
+    attempts_before: dict[str, int] = field(default_factory=dict)  # of earlier runs, by outcome
     wanted: tuple[str, ...] = ()  # outputs of the config, in its order
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
     texts_per_s: float | None = None  # as of the last commit
     outputs: dict[str, Progress] = field(default_factory=dict)
+    last_commit: events.ChunkCommitted | None = None  # that has a rate; of any run
 
     workdir: str = ""  # as the run sees it; empty before its first event
     command: str = ""
@@ -142,15 +138,16 @@ class RunState:
     worked: bool = False  # the run has found something to do
     doing: str = "starting"
     ending: events.Halted | None = None  # without a message if the run has ended well
-    attempts: Counter[str] = field(default_factory=Counter)  # ended attempts, by outcome
-    workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)  # ended attempts, by outcome
+    workers: dict[str, ActiveWorker] = field(default_factory=dict)
+    """By attempt, with keys like `titles chunk 4 attempt 1`."""
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     gpus: tuple[str, ...] = ()  # their UUIDs
     on_cluster: bool = False  # the devices come and go with the nodes of a Ray cluster
-    saved: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Texts that this run has saved, by output and chunk that is not committed."""
-    searched: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Texts left to try, by output and chunk that is searched for a text that fails."""
+    saved: dict[str, int] = field(default_factory=dict)
+    """Texts that this run has saved, by chunk that is not committed."""
+    searched: dict[str, int] = field(default_factory=dict)
+    """Texts left to try, by chunk that is searched for a text that fails."""
     chunks_here: int = 0  # committed by this run
     first_go_s: float | None = None  # when a worker first got a device
     start_s: dict[str, float] = field(default_factory=dict)
@@ -158,7 +155,7 @@ class RunState:
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the template process and of workers that committed a chunk, by phase."""
     kept_s: float = 0.0  # when texts of this run were last committed or saved
-    points: list[tuple[float, int, int]] = field(default_factory=list)
+    points: tuple[tuple[float, ...], ...] = ()
     """(time, texts here, tokens here) at the first `go` and after each of the last commits."""
     failed: int = 0  # attempts
     set_aside: int = 0  # chunks
@@ -175,12 +172,19 @@ class RunState:
         """Add an event that happened at `t`, seconds since the epoch."""
         if isinstance(event, events.Invoked):
             # Forget the run before, except for what holds until this one begins to work.
-            before = self.attempts_before + self.attempts
+            _add(self.attempts_before, self.attempts)
             outputs = {
                 n: replace(each, texts_here=0, tokens_here=0, quarantined=0)
                 for n, each in self.outputs.items()
             }
-            self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
+            self.__init__(  # type: ignore[misc]  # anew
+                self.attempts_before,
+                self.wanted,
+                self.device_times,
+                self.texts_per_s,
+                outputs,
+                self.last_commit,
+            )
             self.began_s = t
             self.last_event_s = t
             self.workdir = event.workdir
@@ -256,13 +260,17 @@ class RunState:
                 output.quarantined += 1
                 output.without += event.rows
                 output.texts_saved += 1
-                self.saved[event.output, event.chunk] += 1
+                _add(self.saved, {f"{event.output} chunk {event.chunk}": 1})
 
     def _of_chunk(self, event: events.ChunkEvent, t: float) -> None:
-        key = AttemptKey(event.output, event.chunk, getattr(event, "attempt", 0))
+        chunk = f"{event.output} chunk {event.chunk}"
+        number = getattr(event, "attempt", 0)
+        key = f"{chunk} attempt {number}"
         match event:
             case events.AttemptStarted():
-                self.workers[key] = ActiveWorker(str(event.device), event.pid)
+                self.workers[key] = ActiveWorker(
+                    event.output, event.chunk, number, str(event.device), event.pid
+                )
             case events.Go():
                 if key in self.workers:
                     self.workers[key].computing = True
@@ -273,54 +281,55 @@ class RunState:
                 self.workers.pop(key, None)
                 self.device_times.setdefault(str(event.device), DeviceTimes()).add_worker(event)
             case events.FailureEvent() if event.attempt:  # else no worker could be started
-                self.attempts[event.outcome] += 1
+                _add(self.attempts, {event.outcome: 1})
                 self.failed += not isinstance(event, events.AttemptInterrupted)
             case events.ChunkSplit():
-                self.searched[event.output, event.chunk] = event.texts
+                self.searched[chunk] = event.texts
             case events.ChunkSetAside():
                 self.set_aside += 1
-                self.searched.pop((event.output, event.chunk), None)
+                self.searched.pop(chunk, None)
             case events.PartCommitted() | events.BatchesKept():
-                self.attempts[str(Outcome.COMMITTED)] += isinstance(event, events.PartCommitted)
+                if isinstance(event, events.PartCommitted):
+                    _add(self.attempts, {str(Outcome.COMMITTED): 1})
                 output = self.outputs.setdefault(event.output, Progress())
                 output.texts_saved += event.texts
                 # What is kept before a worker computes is of the run before.
                 if self.first_go_s is not None:
                     output.texts_here += event.texts
                     output.tokens_here += event.tokens
-                    self.saved[event.output, event.chunk] += event.texts
+                    _add(self.saved, {chunk: event.texts})
                     self.kept_s = t
             case events.ChunkCommitted():
-                self._commit(event, t)
+                self._commit(event, chunk, t)
 
-    def _commit(self, event: events.ChunkCommitted, t: float) -> None:
+    def _commit(self, event: events.ChunkCommitted, chunk: str, t: float) -> None:
         output = self.outputs.setdefault(event.output, Progress())
         output.chunks_done = event.chunks_done
         output.texts_done = event.texts_done
-        saved = self.saved.pop((event.output, event.chunk), 0) + event.texts_before
+        saved = self.saved.pop(chunk, 0) + event.texts_before
         output.texts_saved = max(0, output.texts_saved - saved)
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
         self.chunks_here += 1
         self.kept_s = t
         _add(self.phases_s, event.phase_s)
-        self.searched.pop((event.output, event.chunk), None)
+        self.searched.pop(chunk, None)
         self.texts_per_s = event.texts_per_s
-        # A chunk that was put together from parts is not the result of one attempt.
-        self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok
+        if event.texts_per_s:
+            self.last_commit = event
+        if event.attempt_ok:  # a chunk that was put together from parts is of no single attempt
+            _add(self.attempts, {str(Outcome.COMMITTED): 1})
         if self.points:
             self._add_point(t)
 
     def _add_point(self, t: float) -> None:
-        self.points = [
-            *self.points[1 - _WINDOW :],
-            (t, self.total("texts_here"), self.total("tokens_here")),
-        ]
+        point = (t, self.total("texts_here"), self.total("tokens_here"))
+        self.points = (*self.points[1 - _WINDOW :], point)
 
 
-def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
     for name, value in more.items():
-        sums[name] = sums.get(name, 0.0) + value
+        sums[name] = sums.get(name, 0) + value
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:

@@ -5,7 +5,7 @@ import re
 import time
 
 from chunkvisor.config.model import Config
-from chunkvisor.errors import Halt
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.metrics import Metrics
 from chunkvisor.show.notices import Notices
@@ -82,9 +82,15 @@ class Reporter(Observer):
         self._layout = layout
 
     def close(self) -> None:
-        """Write the report, unless the disk refuses or a file of the user has its name."""
+        """Write the report, unless the disk refuses or a file of the user has its name.
+
+        After a SIGTERM there is no time for it: `recovery.grace` is for what workers have encoded.
+        """
         from chunkvisor.show.report import write_report
 
+        ending = self.state.ending
+        if ending is not None and ending.code == ExitCode.TERMINATED:
+            return
         with contextlib.suppress(OSError, Halt):
             if self.state.worked and self._layout.events.stat().st_size <= MOST_BYTES:
                 write_report(self._layout.workdir, self._layout.report)

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from chunkvisor.events.event import COMPUTING, STARTING, STOPPING, Weight
-from chunkvisor.events.state import AttemptKey, Progress, RunState
+from chunkvisor.events.state import Progress, RunState
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.frozen import frozen
@@ -31,7 +31,7 @@ PHASES: Mapping[str, str] = {
     Phase.WRITE: "writing",
     Phase.DONE: "writing",
 }
-Beats = Mapping[AttemptKey, tuple[Beat, float]]
+Beats = Mapping[str, tuple[Beat, float]]
 """The last beat of each worker, and its age in seconds."""
 
 
@@ -139,8 +139,8 @@ def take_snapshot(
     """
     layout = layout or Layout(Path(state.workdir))
     beats = {}
-    for key in state.workers:
-        path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
+    for key, worker in state.workers.items():
+        path = layout.output(worker.output).attempt(worker.chunk, worker.attempt).beat
         with contextlib.suppress(OSError):
             beat = read_beat(path)
             if beat is not None:
@@ -162,12 +162,13 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     ):
         beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
         label = state.devices.get(worker.device, f"device {worker.device}")
-        words = f"{label}: {key.output} chunk {key.chunk}, {PHASES[beat.phase]}"
+        chunk = f"{worker.output} chunk {worker.chunk}"
+        words = f"{label}: {chunk}, {PHASES[beat.phase]}"
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
-            under_way[key.output] = under_way.get(key.output, 0) + done
+            under_way[worker.output] = under_way.get(worker.output, 0) + done
             tokens += beat.tokens_done
-            longest = max(longest, (silent_s, f"{key.output} chunk {key.chunk}"))
+            longest = max(longest, (silent_s, chunk))
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
         workers.append(words)
     outputs = {
@@ -233,8 +234,8 @@ def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple
         words = f"no progress in {chunk} for {human_time(silent_s)}"
         return Weight.CARE, f"{words}; if that lasts, a new worker tries it"
     if live and state.searched:
-        (output, number), texts = next(reversed(state.searched.items()))
-        words = f"looking for the text that fails in {output} chunk {number}"
+        chunk, texts = next(reversed(state.searched.items()))
+        words = f"looking for the text that fails in {chunk}"
         return Weight.CARE, f"{words}: {counted(texts, 'text')} left"
     lost = list[str]()
     if state.total("without"):

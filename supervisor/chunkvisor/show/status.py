@@ -4,7 +4,7 @@ It writes nothing, and never waits for a lock.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field
 from enum import StrEnum
@@ -228,7 +228,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         state,
         run.holder.pid if run.holder else None,
         outputs,
-        dict(told.attempts_before + told.attempts),
+        dict(Counter(told.attempts_before) + Counter(told.attempts)),
         round(now.rows_per_s, 3) if now.rows_per_s else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
         {

@@ -11,8 +11,8 @@ from chunkvisor.core.output import OutputRun, texts_damaged
 from chunkvisor.core.run import Run
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
-from chunkvisor.events.event import ChunkCommitted, Event, OutputOpened
-from chunkvisor.events.journal import read_with_trials
+from chunkvisor.events.event import Event, OutputOpened
+from chunkvisor.events.journal import states_with_trials
 from chunkvisor.outputs.finish import finish_output
 from chunkvisor.outputs.forms import asked_form
 from chunkvisor.outputs.join import JoinInputs
@@ -254,16 +254,13 @@ def pace_before(config: Config) -> tuple[float | None, float]:
     That is how many seconds a worker has its device before it computes: a CUDA context is made, and
     the weights are copied. (None, 0) if none is known.
     """
-    rate = None
-    entry_s = 0.0
-    for entry in read_with_trials(config.workdir, Layout(config.workdir).events):
-        event = entry.event
-        if isinstance(event, ChunkCommitted) and event.texts_per_s:
-            rate = event.texts_per_s
-            entry_s = sum(
-                event.phase_s.get(phase, 0.0) for phase in (Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
-            )
-    return rate, entry_s
+    commit = None
+    for state in states_with_trials(config.workdir, Layout(config.workdir).events):
+        commit = state.last_commit or commit
+    if commit is None:
+        return None, 0.0
+    entry_s = [commit.phase_s.get(phase, 0.0) for phase in (Phase.CUDA_INIT, Phase.WEIGHTS_COPY)]
+    return commit.texts_per_s, sum(entry_s)
 
 
 def propose(
