@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +11,19 @@ import pytest
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import Halted
-from chunkvisor.events.state import RunState
+from chunkvisor.events.event import Draining, Event, Halted, OutputOpened, Quarantined, RunEnded
+from chunkvisor.events.state import Progress, RunState
 from chunkvisor.show import notices as notices_module
+from chunkvisor.show.metrics import METRICS, Metrics
 from chunkvisor.show.notices import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
 from harness import Workplace, wait_for
-from late import needs
+from late import Late, needs
 
 SECRET = "s3cr3t-of-the-address"
+prometheus = Late("prometheus_client.parser")
 TEXTS = [f"text {number}" for number in range(12)]
 
 
@@ -30,21 +31,18 @@ TEXTS = [f"text {number}" for number in range(12)]
 
 
 def figures(path: Path) -> dict[tuple[str, ...], float]:
-    """(name, label values…) -> value; each sample has a help line and a type line above it."""
-    found, described = dict[tuple[str, ...], float](), set[tuple[str, str]]()
-    for line in path.read_text().splitlines():
-        if line.startswith("# "):
-            _, kind, name, words = line.split(" ", 3)
-            assert kind == "HELP" or words in ("gauge", "counter")
-            described.add((kind, name))
-            continue
-        match = re.fullmatch(r'(\w+)(?:\{\w+="(.*)"\})? (\S+)', line)
-        assert match is not None, line
-        assert {("HELP", match[1]), ("TYPE", match[1])} <= described
-        found[(match[1],) if match[2] is None else (match[1], match[2])] = float(match[3])
+    """(name, values of its labels but the workdir…) -> value, as Prometheus reads the file."""
+    found = dict[tuple[str, ...], float]()
+    for family in prometheus.text_string_to_metric_families(path.read_text()):
+        assert family.documentation
+        assert family.type == ("counter" if family.samples[0].name.endswith("_total") else "gauge")
+        for sample in family.samples:
+            assert sample.labels.pop("workdir") == str(path.parent / "work")
+            found[sample.name, *sample.labels.values()] = sample.value
     return found
 
 
+@needs("prometheus_client")
 def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
     """Rows, attempts by outcome, the devices' time and the exit code are in the file when a run has
     ended.
@@ -64,8 +62,24 @@ def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
     assert found["chunkvisor_attempts_total", "committed"] == 4
     assert found["chunkvisor_attempts_total", "crashed"] == 1
     assert found["chunkvisor_device_busy_seconds_total", "0"] > 0
-    assert found["chunkvisor_exit_code",] == 0
+    assert found[("chunkvisor_exit_code",)] == 0
     assert list(workplace.folder.glob("chunkvisor.prom?*")) == []
+
+
+@needs("prometheus_client")
+def test_two_jobs_in_one_folder_do_not_collide(tmp_path: Path) -> None:
+    """No sample of a workdir has name and labels of another's, whatever is in the workdirs' names."""
+    samples = list[tuple[str, frozenset[tuple[str, str]]]]()
+    for name in ("one", 'tw"o\\\n'):
+        metrics = Metrics(tmp_path / f"{len(samples)}.prom", tmp_path / name)
+        metrics.event(OutputOpened("out", 4, 4, 1), RunState(outputs={"out": Progress(4)}))
+        metrics.close()
+        text = (tmp_path / f"{len(samples)}.prom").read_text()
+        for family in prometheus.text_string_to_metric_families(text):
+            for sample in family.samples:
+                assert sample.labels["workdir"] == str(tmp_path / name)
+                samples.append((sample.name, frozenset(sample.labels.items())))
+    assert len(samples) == len(set(samples)) >= 2 * len(METRICS) - 10
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -149,6 +163,8 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
     ended = workplace.ends(3 if plan else 0)
     titles = [notice["title"].split(": ")[1] for notice in receiver.got]
     assert titles == (["a row is quarantined", "ended with exit code 3"] if plan else ["complete"])
+    types = [notice["type"] for notice in receiver.got]
+    assert types == (["warning", "warning"] if plan else ["success"])
     assert ("do:  " if plan else "out: 8 rows") in receiver.got[-1]["message"]
     files = [path for path in workplace.workdir.rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
@@ -170,6 +186,54 @@ def test_a_wrong_address_is_refused_unseen(workplace: Workplace, value: object) 
     workplace.write_config("good:make", notify=value)
     ended = workplace.run()
     assert (ended.returncode, "notify" in ended.stderr, SECRET in ended.stderr) == (78, True, False)
+
+
+OPENED = OutputOpened("out", 4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("happened", "told"),
+    [
+        ([OPENED, RunEnded(0)], ["success: complete"]),
+        ([RunEnded(0)], []),
+        (
+            [OPENED, Quarantined("out", 1), Quarantined("out", 2), Halted(3)],
+            ["warning: a row is quarantined", "warning: ended with exit code 3"],
+        ),
+        ([OPENED, Halted(75)], ["warning: ended with exit code 75"]),
+        ([OPENED, Draining("--stop-after"), Halted(75)], []),
+        ([OPENED, Draining("SIGTERM"), Halted(143)], []),
+        ([OPENED, Halted(143)], []),
+        ([OPENED, Draining("SIGINT"), Halted(130)], []),
+        ([OPENED, Draining("SIGTERM"), Halted(74)], ["failure: ended with exit code 74"]),
+        ([OPENED, Halted(78)], ["failure: ended with exit code 78"]),
+        ([Halted(78)], []),
+        ([Halted(69)], ["failure: ended with exit code 69"]),
+        ([Halted(1)], ["failure: ended with exit code 1"]),
+    ],
+    ids=lambda value: " ".join(each.name for each in value if isinstance(each, Event)),
+)
+def test_notices_are_for_what_needs_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happened: list[Event], told: list[str]
+) -> None:
+    """Each has the type that apprise sorts by; a run that was told to stop sends none, nor one that
+    refuses its config before it works.
+    """
+    got = list[str]()
+
+    class Sender:
+        def notify(self, *, title: str, notify_type: str, **words: str) -> bool:
+            got.append(f"{notify_type}: {title.split(': ')[1]}")
+            return True
+
+    monkeypatch.setattr(notices_module, "sender_to", lambda _: (Sender(), []))
+    notices = Notices(["x"], Layout(tmp_path), None)
+    state = RunState()
+    for event in happened:
+        state.apply(event, 1.0)
+        notices.event(event, state)
+    notices.close()
+    assert got == told
 
 
 def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

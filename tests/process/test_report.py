@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     place.ends(0)
 
     page = page_of(place.workdir / "report.html")
+    html = (place.workdir / "report.html").read_text()
     assert "complete out: 100 %, 12 of 12 rows, 3 of 3 chunks" in page.text
     assert "nothing to do" in page.text
     assert "out chunk 1, attempt 1: crashed" in page.text
@@ -86,6 +88,10 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     assert "Memory of a worker at its peak CPU, resident" in page.text
     assert place.status()["devices"]["CPU"]["memory"]["resident_bytes"] > 1 << 20
     assert page.tags.count("svg") == page.tags.count("figcaption") >= 2
+    chart = re.search("Attempts</figcaption>.*?</svg>", html, re.DOTALL)
+    assert chart is not None
+    ends = [line.rpartition(" ")[2] for line in re.findall(r' d="(.*?)"', chart[0])]
+    assert ends == ["0.0", "66.7"], "3 attempts of up to 3 committed, and 1 failed"
     headings = [
         "What failed",
         "Over time",

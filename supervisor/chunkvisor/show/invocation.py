@@ -59,7 +59,7 @@ def observers_of_run(
         with contextlib.suppress(OSError):
             made.append(_Log(files))
     if config.metrics.textfile is not None:
-        made.append(Metrics(config.metrics.textfile))
+        made.append(Metrics(config.metrics.textfile, layout.workdir))
     made.append(Reporter(layout))
     if config.notify:  # after the report, so that the receiver of a notice finds it
         made.append(Notices([url.get_secret_value() for url in config.notify], layout, files))

@@ -68,15 +68,20 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
 """What each metric means, and how its value is taken from a snapshot.
 
 The key is the metric's name without `chunkvisor_`, and in braces its label, if the value is a
-dictionary by that label. A name that ends in `_total` is a counter, any other a gauge.
+dictionary by that label; all have the label `workdir` as well. A name that ends in `_total` is a
+counter, any other a gauge.
 """
 
 
 class Metrics(Observer):
-    """Keeps a file of metrics up to date, for the textfile collector of node_exporter."""
+    """Keeps a file of metrics up to date, for the textfile collector of node_exporter.
 
-    def __init__(self, path: Path) -> None:
+    All have the workdir as a label, so that files of several jobs in one folder do not collide.
+    """
+
+    def __init__(self, path: Path, workdir: Path) -> None:
         self._path = path
+        self._workdir = workdir
         self._next_s = 0.0
 
     def tick(self) -> None:
@@ -90,20 +95,24 @@ class Metrics(Observer):
         for head, (meaning, value_of) in METRICS.items():
             name, _, label = head.rstrip("}").partition("{")
             full = f"chunkvisor_{name}"
-            value = value_of(now)
             lines += [
                 f"# HELP {full} {meaning}",
                 f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}",
             ]
-            if not isinstance(value, dict):
-                lines.append(f"{full} {float(value)}")
-                continue
-            for key, number in value.items():
-                escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-                lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
+            value = value_of(now)
+            for key, number in (value if isinstance(value, dict) else {"": value}).items():
+                labels = _label("workdir", str(self._workdir))
+                if label:
+                    labels += f",{_label(label, key)}"
+                lines.append(f"{full}{{{labels}}} {float(number)}")
         # Others may read the file, unlike the workdir: node_exporter is another user.
         with contextlib.suppress(OSError):
             write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
+
+
+def _label(name: str, value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'{name}="{escaped}"'
 
 
 def is_metrics_file(head: bytes) -> bool:

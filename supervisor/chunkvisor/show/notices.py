@@ -22,9 +22,15 @@ from chunkvisor.units import counted, human_time
 END_S = 5.0
 """How long a run waits for its notices at its end: after a SIGTERM, a SIGKILL will follow."""
 
+_PASSING = (ExitCode.QUARANTINED, ExitCode.TRY_AGAIN)
+"""Ends that lose no work, and need no repair at once."""
+
 
 class Notices(Observer):
-    """Sends a notice when a run ends, and when it quarantines its first text.
+    """Sends a notice when a run is complete, needs a person, or quarantines its first text.
+
+    A run that was asked to stop needs no person, nor does a wrong config of a run that has not
+    begun to work: whoever has typed the command reads that.
 
     A thread delivers them by apprise, in order. The run waits for it only at its end.
     """
@@ -33,7 +39,8 @@ class Notices(Observer):
         self._workdir = layout.workdir
         self._files = files
         self._sender, _ = sender_to(urls)
-        self._queue = SimpleQueue[tuple[str, str] | None]()
+        self._is_stopping = False
+        self._queue = SimpleQueue[tuple[str, str, str] | None]()
         self._thread = Thread(target=self._deliver, name="notices", daemon=True)
         self._thread.start()
 
@@ -41,29 +48,43 @@ class Notices(Observer):
         match event:
             case events.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
-                self._enqueue(
-                    "a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}"
-                )
+                why = f"{row} gets no vector: {event.outcome}: {event.reason}"
+                self._enqueue("warning", "a row is quarantined", why)
+            case events.Draining():
+                self._is_stopping = True
             case events.RunEnded() if state.worked:
                 now = snapshot_of(state, time.time())
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
-                self._enqueue("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
-            case events.Halted() if event.code != ExitCode.INTERRUPTED:  # the user pressed Ctrl-C
-                self._enqueue(f"ended with exit code {event.code}", "\n".join(event.last_words))
+                body = "\n".join([*rows, f"after {human_time(now.elapsed_s)}"])
+                self._enqueue("success", "complete", body)
+            case events.Halted() if self._needs_a_person(event, state):
+                kind = "warning" if event.code in _PASSING else "failure"
+                body = "\n".join(event.last_words)
+                self._enqueue(kind, f"ended with exit code {event.code}", body)
+
+    def _needs_a_person(self, end: events.Halted, state: RunState) -> bool:
+        if end.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            return False
+        if end.code == ExitCode.TRY_AGAIN:
+            return not self._is_stopping  # by --stop-after
+        return state.worked or end.code != ExitCode.CONFIG
 
     def close(self) -> None:
         """Wait up to `END_S` for notices that are not delivered yet."""
         self._queue.put(None)
         self._thread.join(END_S)
 
-    def _enqueue(self, what: str, body: str) -> None:
-        self._queue.put((what, body[:8000]))
+    def _enqueue(self, kind: str, what: str, body: str) -> None:
+        """Hand a notice to the thread; `kind` is one of apprise: success, warning or failure."""
+        self._queue.put((kind, what, body[:8000]))
 
     def _deliver(self) -> None:
-        for what, body in iter(self._queue.get, None):
+        for kind, what, body in iter(self._queue.get, None):
             title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
-            delivered = self._sender.notify(title=title, body=body, body_format="text")
+            delivered = self._sender.notify(
+                title=title, body=body, notify_type=kind, body_format="text"
+            )
             end = "delivered" if delivered else "not delivered to all"
             line = {"t": time.time(), "notice": what, "end": end}
             if self._files is not None:

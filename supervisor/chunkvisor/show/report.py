@@ -173,13 +173,10 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", span, [(words, rates)], "{:,.4g}".format)
     if timeline.ended:
-        counts = {
-            words: Counter(map(step, times)) for words, times in sorted(timeline.ended.items())
-        }
-        sums = [
-            (words, enumerate(accumulate(float(count[each]) for each in steps)))
-            for words, count in counts.items()
-        ]
+        sums = []
+        for outcome, moments in sorted(timeline.ended.items()):
+            counts = Counter(map(step, moments))
+            sums.append((outcome, list(enumerate(accumulate(counts[each] for each in steps)))))
         yield _chart("Attempts", span, sums, "{:,.0f}".format)
     if timeline.busy:
         shares = []
@@ -188,12 +185,8 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
             for now_s, computed_s in ends:
                 busy_s[step(now_s)] += computed_s
             sums_s = enumerate(accumulate(busy_s.values()), 1)
-            shares.append(
-                (
-                    name,
-                    [(at - 1, min(1.0, sum_s * _STEPS / running_s / at)) for at, sum_s in sums_s],
-                )
-            )
+            step_s = running_s / _STEPS
+            shares.append((name, [(at - 1, min(1.0, sum_s / step_s / at)) for at, sum_s in sums_s]))
         yield _chart("Computing, share of the time so far", span, shares, "{:.0%}".format)
     held = [
         (name, [(step(now_s), size_bytes) for now_s, size_bytes in points])
