@@ -292,7 +292,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     made_digest = hashlib.sha256(made.files[workdir / "out.npy"]).hexdigest()
     yield lambda: (holder := read_holder(layout.lock)) is not None and holder.alive()
     yield lambda: list(read_events(layout.events))
-    yield lambda: json.dumps(read_status(workdir).to_dict())
+    yield lambda: json.dumps(read_status(workdir)[0].to_dict())
     yield lambda: list(verify(workdir))
     yield lambda: read_models(layout.model)
     yield lambda: LessonFile(layout.lessons, "x").get("")

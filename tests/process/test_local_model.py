@@ -193,7 +193,7 @@ def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(
     order = [entry.event.name for entry in told]
     assert order.index("template_started") < order.index("doing")
     np.testing.assert_array_equal(job.vectors(), np.load(job.folder / "again" / "out.npy"))
-    status = read_status(job.folder / "again")
+    status, _ = read_status(job.folder / "again")
     assert "reading the files of the model" in status.start_s
     assert {"import", "model_load"} <= set(status.phases_s)
 

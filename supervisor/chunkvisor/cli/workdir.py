@@ -90,7 +90,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 
     It works during a run and after it. You may give the config instead of WORKDIR.
     """
-    from chunkvisor.show.status import State, screen_of
+    from chunkvisor.show.status import State, read_status
     from chunkvisor.store.layout import Layout
 
     if watch:
@@ -102,7 +102,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return  # you have seen enough; the run continues
         if as_json:
             return
-    found, lines = screen_of(workdir)
+    found, lines = read_status(workdir)
     if as_json:
         print_json(found.to_dict())
         return
@@ -159,7 +159,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
     findings = list(housekeeping.verify(workdir))
     damaged = [each for each in findings if each.problem]
-    outputs = read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
+    outputs = read_status(workdir)[0].outputs if is_workdir(Layout(workdir)) else {}
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
         unfinished = dict[str, dict[str, int]]()

@@ -204,7 +204,7 @@ def _provoke(runs: _Runs, fault: DrillFault, stall_s: float) -> tuple[str, str]:
         if isinstance(each, AttemptFailed | PartFailed | LateCrash)
     ]
     if killed:
-        seen = str(read_status(runs.layout(fault.name).workdir).state)
+        seen = str(read_status(runs.layout(fault.name).workdir)[0].state)
     elif failures:  # vectors may count although the worker crashed afterwards
         first = failures[0]
         seen = "committed" if isinstance(first, LateCrash) else first.outcome

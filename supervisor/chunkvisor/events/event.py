@@ -100,12 +100,6 @@ def event_of(name: object, details: object) -> Event | None:
     return from_plain(KINDS[name], details) if isinstance(name, str) and name in KINDS else None
 
 
-class Sums(Event):
-    """What all events before this one add up to, so that a reader can begin here."""
-
-    state: dict[str, Any]
-
-
 class Invoked(Event):
     """The first event of a run: it holds the workdir's lock."""
 

@@ -11,18 +11,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from chunkvisor.events.event import Event, Sums, event_of
+from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
-from chunkvisor_worker.contract.wire import from_plain
+from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.frozen import frozen
+from chunkvisor_worker.contract.wire import read_message, to_json
 
 _LATEST_S = 1e11  # in the year 5138; a later time is damage
-_SUMS_MARK = b'"event": "sums"'
 _SUMS_EVERY_BYTES = 1 << 20
-"""How often sums are written, so that no reader has to begin at the start of a long journal."""
 
 
 class Logged(NamedTuple):
@@ -33,41 +32,50 @@ class Logged(NamedTuple):
     event: Event
 
 
+@frozen
+class Sums:
+    """What the events of a journal add up to, so that no reader has to begin at its start."""
+
+    offset: int  # end of these events
+    state: RunState
+
+
 class Journal:
     """Appends events to the journal, and keeps the state that all of its events add up to."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         """Open or make the file, and read what is there. Raises OSError."""
+        self._path = path
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        self._bytes_since_sums = -tail.offset
         deque(tail.read_new(), maxlen=0)
-        self._bytes_since_sums += tail.offset
         self.state = tail.state
+        self._keep_sums(tail.offset)
         # A killed run may have left half a line: ours must not continue it.
         if os.fstat(self._fd).st_size > tail.offset:
             os.write(self._fd, b"\n")
 
-    def write(self, event: Event) -> None:
-        """Append one event, if the disk has room, and add it to the state."""
-        t = round(time.time(), 3)
-        self._append(event, t)
-        self.state.apply(event, t)
-        if self._bytes_since_sums > _SUMS_EVERY_BYTES:
-            self._append(Sums(asdict(self.state)), t)
-            self._bytes_since_sums = 0
-
-    def _append(self, event: Event, t: float) -> None:
-        """Write a line by one write(2) with O_APPEND, so that readers never see two mixed.
-
-        It is not synced, since no run depends on it.
-        """
-        values = {"t": t, "run": self._run_id, "event": event.name, **event.details()}
-        line = json.dumps(values).encode() + b"\n"
-        self._bytes_since_sums += len(line)
+    def _keep_sums(self, offset: int) -> None:
+        self._summed_bytes = offset
         with contextlib.suppress(OSError):
-            os.write(self._fd, line)
+            sums = to_json(Sums(offset, self.state))
+            write_atomic(self._path.with_suffix(".sums"), sums, durable=False)
+
+    def write(self, event: Event) -> None:
+        """Append one event, if the disk has room, and add it to the state.
+
+        It is one write(2) with O_APPEND, so that readers never see two events mixed. It is not
+        synced, since no run depends on it.
+        """
+        t = round(time.time(), 3)
+        line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
+        with contextlib.suppress(OSError):
+            os.write(self._fd, line.encode() + b"\n")
+        self.state.apply(event, t)
+        size_bytes = os.fstat(self._fd).st_size
+        if size_bytes > self._summed_bytes + _SUMS_EVERY_BYTES:
+            self._keep_sums(size_bytes)
 
     def close(self) -> None:
         """Close the file."""
@@ -77,23 +85,16 @@ class Journal:
 class Tail:
     """Follows a journal that grows, and keeps the state that its events add up to.
 
-    It begins at sums close to the end, if there are any, with about the last MiB still to be read.
+    It begins at the sums, if there are any: with at most about a MiB still to be read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.state = RunState()
-        self.offset = 0  # end of the last line that was read
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _SUMS_EVERY_BYTES))
-            for line in file:
-                logged = _decode(line) if _SUMS_MARK in line else None
-                if logged is not None and isinstance(logged.event, Sums):
-                    state = from_plain(RunState, logged.event.state)
-                    if state is not None:
-                        self.state = state
-                        self.offset = file.tell()
-                        break
+        sums = read_message(Sums, path.with_suffix(".sums"))
+        if sums is None or not path.exists() or sums.offset > path.stat().st_size:
+            sums = Sums(0, RunState())  # none, or of another journal
+        self.state = sums.state
+        self.offset = sums.offset  # of the next line to read
 
     def read_new(self) -> Iterator[Logged]:
         """Yield the events of the lines that are new and whole; the state has each already."""

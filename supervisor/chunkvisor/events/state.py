@@ -62,13 +62,9 @@ class Progress:
 
 @dataclass(slots=True)
 class ActiveWorker:
-    """A worker that lives, and its attempt."""
+    """A worker that lives."""
 
-    output: str
-    chunk: int
-    attempt: int
-    device: str
-    pid: int
+    started: events.AttemptStarted
     computing: bool = False  # it may use the device; others are prepared ahead
 
 
@@ -119,7 +115,7 @@ class DeviceTimes:
 class RunState:
     """What some events say of a workdir: of its last run, and in sums of all.
 
-    "Here" in a name means: by the last run. All values have a JSON form, for `events.Sums`; a
+    "Here" in a name means: by the last run. All values have a JSON form, for `journal.Sums`; a
     dictionary by chunk has keys like `titles chunk 4`.
     """
 
@@ -127,9 +123,8 @@ class RunState:
     attempts_before: dict[str, int] = field(default_factory=dict)  # of earlier runs, by outcome
     wanted: tuple[str, ...] = ()  # outputs of the config, in its order
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
-    texts_per_s: float | None = None  # as of the last commit
     outputs: dict[str, Progress] = field(default_factory=dict)
-    last_commit: events.ChunkCommitted | None = None  # that has a rate; of any run
+    last_commit: events.ChunkCommitted | None = None  # that knows a rate
 
     workdir: str = ""  # as the run sees it; empty before its first event
     command: str = ""
@@ -181,7 +176,6 @@ class RunState:
                 self.attempts_before,
                 self.wanted,
                 self.device_times,
-                self.texts_per_s,
                 outputs,
                 self.last_commit,
             )
@@ -211,7 +205,6 @@ class RunState:
                 self.wanted = event.outputs
                 self.gpus = event.gpus
                 self.device_times = {}
-                self.texts_per_s = None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)
                 self.outputs = {
@@ -264,13 +257,10 @@ class RunState:
 
     def _of_chunk(self, event: events.ChunkEvent, t: float) -> None:
         chunk = f"{event.output} chunk {event.chunk}"
-        number = getattr(event, "attempt", 0)
-        key = f"{chunk} attempt {number}"
+        key = f"{chunk} attempt {getattr(event, 'attempt', 0)}"
         match event:
             case events.AttemptStarted():
-                self.workers[key] = ActiveWorker(
-                    event.output, event.chunk, number, str(event.device), event.pid
-                )
+                self.workers[key] = ActiveWorker(event)
             case events.Go():
                 if key in self.workers:
                     self.workers[key].computing = True
@@ -314,7 +304,6 @@ class RunState:
         self.kept_s = t
         _add(self.phases_s, event.phase_s)
         self.searched.pop(chunk, None)
-        self.texts_per_s = event.texts_per_s
         if event.texts_per_s:
             self.last_commit = event
         if event.attempt_ok:  # a chunk that was put together from parts is of no single attempt

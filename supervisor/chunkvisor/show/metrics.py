@@ -1,6 +1,7 @@
 """Metrics of a run, in a file that Prometheus' node_exporter reads."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,18 +102,15 @@ class Metrics(Observer):
             ]
             value = value_of(now)
             for key, number in (value if isinstance(value, dict) else {"": value}).items():
-                labels = _label("workdir", str(self._workdir))
+                # JSON escapes what these labels may hold as Prometheus does.
+                labels = f"workdir={json.dumps(str(self._workdir), ensure_ascii=False)}"
                 if label:
-                    labels += f",{_label(label, key)}"
+                    labels += f",{label}={json.dumps(key)}"
                 lines.append(f"{full}{{{labels}}} {float(number)}")
+        data = "\n".join([*lines, ""]).encode(errors="replace")
         # Others may read the file, unlike the workdir: node_exporter is another user.
         with contextlib.suppress(OSError):
-            write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
-
-
-def _label(name: str, value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return f'{name}="{escaped}"'
+            write_atomic(self._path, data, durable=False)
 
 
 def is_metrics_file(head: bytes) -> bool:

@@ -58,17 +58,14 @@ class Notices(Observer):
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 body = "\n".join([*rows, f"after {human_time(now.elapsed_s)}"])
                 self._enqueue("success", "complete", body)
-            case events.Halted() if self._needs_a_person(event, state):
+            case events.Halted(code=ExitCode.INTERRUPTED | ExitCode.TERMINATED):
+                pass
+            case events.Halted(code=ExitCode.TRY_AGAIN) if self._is_stopping:
+                pass  # by --stop-after
+            case events.Halted() if state.worked or event.code != ExitCode.CONFIG:
                 kind = "warning" if event.code in _PASSING else "failure"
                 body = "\n".join(event.last_words)
                 self._enqueue(kind, f"ended with exit code {event.code}", body)
-
-    def _needs_a_person(self, end: events.Halted, state: RunState) -> bool:
-        if end.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-            return False
-        if end.code == ExitCode.TRY_AGAIN:
-            return not self._is_stopping  # by --stop-after
-        return state.worked or end.code != ExitCode.CONFIG
 
     def close(self) -> None:
         """Wait up to `END_S` for notices that are not delivered yet."""

@@ -21,7 +21,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.messages import advice_on_bad_rows
 from chunkvisor.outputs.state import read
-from chunkvisor.show.status import State, Status, screen_of
+from chunkvisor.show.status import State, Status, read_status
 from chunkvisor.sources.table import text_of_row
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
@@ -290,7 +290,7 @@ def render(workdir: Path, now_s: float) -> str:
     """Return the page as of `now_s`. Raises Halt (78) if the folder is not a workdir."""
     # The workdir is made absolute only here, so that a refusal names the folder as it was given.
     layout = Layout(require_workdir(workdir).workdir.absolute())
-    status, lines = screen_of(layout.workdir)
+    status, lines = read_status(layout.workdir)
     timeline = Timeline(layout.events)
     invocations = [
         InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()

@@ -140,7 +140,8 @@ def take_snapshot(
     layout = layout or Layout(Path(state.workdir))
     beats = {}
     for key, worker in state.workers.items():
-        path = layout.output(worker.output).attempt(worker.chunk, worker.attempt).beat
+        at = worker.started
+        path = layout.output(at.output).attempt(at.chunk, at.attempt).beat
         with contextlib.suppress(OSError):
             beat = read_beat(path)
             if beat is not None:
@@ -157,16 +158,18 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     under_way = dict.fromkeys(state.outputs, 0)
     tokens = 0
     longest = (0.0, "")  # seconds of silence, and the chunk
-    for key, worker in sorted(
-        state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)
-    ):
-        beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
-        label = state.devices.get(worker.device, f"device {worker.device}")
-        chunk = f"{worker.output} chunk {worker.chunk}"
+    by_device = sorted(
+        state.workers.items(), key=lambda each: (each[1].started.device, not each[1].computing)
+    )
+    for key, worker in by_device:
+        at = worker.started
+        beat, silent_s = beats.get(key, (Beat(0, at.pid, Phase.START), 0.0))
+        label = state.devices.get(str(at.device), f"device {at.device}")
+        chunk = f"{at.output} chunk {at.chunk}"
         words = f"{label}: {chunk}, {PHASES[beat.phase]}"
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
-            under_way[worker.output] = under_way.get(worker.output, 0) + done
+            under_way[at.output] = under_way.get(at.output, 0) + done
             tokens += beat.tokens_done
             longest = max(longest, (silent_s, chunk))
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""

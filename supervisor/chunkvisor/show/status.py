@@ -142,12 +142,10 @@ class Follower:
     def refresh(self) -> Snapshot:
         """Read what is new; `news` has its events with words, at first only the last few."""
         self.holder = read_holder(self.layout.lock)
-        # The journal of a long run has a million events, which need not be in memory.
-        come = deque(self._tail.read_new(), maxlen=None if self._refreshed else 20 * _NEWS)
-        self.news = [each for each in come if each.event.line]
-        if not self._refreshed:
-            self.news = self.news[-_NEWS:]
-            self._refreshed = True
+        # A journal may have thousands of events that are new.
+        come = [each for each in deque(self._tail.read_new(), maxlen=1000) if each.event.line]
+        self.news = come if self._refreshed else come[-_NEWS:]
+        self._refreshed = True
         alive = self.holder.alive() if self.holder else False
         self.elsewhere = alive is None  # on another host, whose processes cannot be seen
         if self.elsewhere:
@@ -189,12 +187,6 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
     return OutputStatus(
         told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct
     )
-
-
-def read_status(workdir: Path) -> Status:
-    """Return the status. Raises Halt (78) if the folder is not a workdir."""
-    run = Follower(require_workdir(workdir))
-    return status_of(run, run.refresh())
 
 
 def status_of(run: Follower, now: Snapshot) -> Status:
@@ -246,10 +238,10 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     )
 
 
-def screen_of(workdir: Path) -> tuple[Status, list[str]]:
+def read_status(workdir: Path) -> tuple[Status, list[str]]:
     """Return the status, and the lines that `chunkvisor status` prints.
 
-    Raises Halt (78), as `read_status` does.
+    Raises Halt (78) if the folder is not a workdir.
     """
     run = Follower(require_workdir(workdir))
     now = run.refresh()

@@ -71,7 +71,6 @@ class Live(Observer):
         self._live: RichLive | None = None
         self._news = list[Logged]()
         self._drawn_s = 0.0
-        self._over = False
 
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
@@ -89,12 +88,12 @@ class Live(Observer):
 
     def close(self) -> None:
         """Remove the view, and print how the run has ended."""
-        self._over = True
+        self.clear(())
         self.say(snapshot_of(self.state, time.time()).closing_line)
 
     def say(self, text: str) -> None:
         self._news.append(Logged(time.time(), "", Note(text)))
-        if self._over or not self.state.workdir:
+        if self._live is None:
             self.clear(self._news)
             self._news.clear()
 

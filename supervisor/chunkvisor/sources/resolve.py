@@ -89,7 +89,11 @@ class SourceFile:
     path: Path  # where it can be read, once it is fetched
     format: SourceFormat
     compression: str  # gzip, zstd or nothing
-    is_elsewhere: bool
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it has to be fetched first."""
+        return is_remote(self.place)
 
     def error(self, what: str, line: int | None = None, remedy: str = "") -> Halt:
         """Return a Halt (78) for a fault in the file.
@@ -147,9 +151,8 @@ def _source_file(place: str) -> SourceFile:
 
     Raises Halt (78) for an unknown format, and for what is not a file.
     """
-    is_elsewhere = is_remote(place)
-    path = Path(place.split("?")[0] if is_elsewhere else place)
-    if not is_elsewhere and not stat.S_ISREG(_stat(path)[0]):
+    path = Path(place.split("?")[0] if is_remote(place) else place)
+    if not is_remote(place) and not stat.S_ISREG(_stat(path)[0]):
         raise config_error(
             f"{path} is not a regular file.", f"Name the files in the folder, such as {path}/*.csv"
         )
@@ -166,7 +169,7 @@ def _source_file(place: str) -> SourceFile:
             f"Rename or convert it. {_AS_PARQUET}",
             why=known,
         )
-    return SourceFile(place, path, form, compression, is_elsewhere)
+    return SourceFile(place, path, form, compression)
 
 
 def _stat(path: Path) -> list[int]:

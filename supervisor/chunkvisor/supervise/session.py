@@ -47,7 +47,8 @@ def run(request: Request, observer: Observer) -> ExitCode:
             journal = Journal(layout.events, run_id)
             stack.callback(journal.close)
             # An estimate from the first minute on, before this run has measured anything.
-            speed = journal.state.texts_per_s
+            last = journal.state.last_commit
+            speed = last.texts_per_s if last is not None else None
             invocation = open_invocation(layout)
             observers = Observers(observer, guarded=observers_of_run(config, layout, invocation))
             # Signals are caught until the observers are closed: none can cut a report in half.
