@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 
 def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     """All files of the workdir but the lock, and what tells the story of each run."""
-    told = {"lock", "events.jsonl", "report.html", "runs"}
+    told = {"lock", "events.jsonl", "events.sums", "report.html", "runs"}
     files = (path for path in place.workdir.rglob("*") if path.is_file())
     paths = {path.relative_to(place.workdir): path for path in files}
     return {
