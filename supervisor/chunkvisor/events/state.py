@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.events import event as events
@@ -168,15 +168,15 @@ class RunState:
         if isinstance(event, events.Invoked):
             # Forget the run before, except for what holds until this one begins to work.
             _add(self.attempts_before, self.attempts)
-            outputs = {
-                n: replace(each, texts_here=0, tokens_here=0, quarantined=0)
-                for n, each in self.outputs.items()
-            }
+            for output in self.outputs.values():
+                output.texts_here = 0
+                output.tokens_here = 0
+                output.quarantined = 0
             self.__init__(  # type: ignore[misc]  # anew
                 self.attempts_before,
                 self.wanted,
                 self.device_times,
-                outputs,
+                self.outputs,
                 self.last_commit,
             )
             self.began_s = t

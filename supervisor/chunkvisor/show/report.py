@@ -276,14 +276,8 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
             ]
             for row in manifest["quarantined"] if manifest is not None else found:
                 text = text_of_row(layout.output(name).table, row["row"])
-                yield (
-                    name,
-                    row["row"],
-                    row["place"],
-                    row["outcome"],
-                    row["reason"],
-                    clean(text or "-", 120),
-                )
+                said = (row["row"], row["place"], row["outcome"], row["reason"])
+                yield name, *said, clean(text or "-", 120)
 
 
 def render(workdir: Path, now_s: float) -> str:
@@ -292,9 +286,6 @@ def render(workdir: Path, now_s: float) -> str:
     layout = Layout(require_workdir(workdir).workdir.absolute())
     status, lines = read_status(layout.workdir)
     timeline = Timeline(layout.events)
-    invocations = [
-        InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()
-    ]
     lacking = any(output.quarantined for output in status.outputs.values())
     mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(
         status.state, "care" if lacking else "good"
@@ -324,8 +315,8 @@ def render(workdir: Path, now_s: float) -> str:
         layout.workdir,
         *(layout.output(name).manifest for name in status.outputs),
         layout.events,
+        InvocationFiles(layout.latest.resolve()).log,
     ]
-    paths += [newest.log for newest in invocations[-1:]]
     body += [tag("h2", "Files"), *(tag("p", path) for path in paths if path.exists())]
     body.append(
         tag(

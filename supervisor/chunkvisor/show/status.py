@@ -213,8 +213,10 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     elif ending and ending.code not in (*_STOPPED, *_DONE):
         state = State.HALTED
     # The last message is shown after a halt, and after a stop that had troubles as its reason.
-    stopped_by = ending.why if ending and ending.code not in _DONE else ""
-    worth = state is State.HALTED or (state is State.STOPPED and stopped_by)
+    message = list[str]()
+    is_stop = state is State.STOPPED and ending and ending.code not in _DONE and ending.why
+    if ending and (state is State.HALTED or is_stop):
+        message = ending.last_words
     numbers = dict.fromkeys((*told.devices, *told.device_times))
     return Status(
         state,
@@ -227,7 +229,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
             told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes())
             for n in numbers
         },
-        ending.last_words if ending and worth else [],
+        message,
         told.command,
         run.holder.host if run.holder else "",
         told.began_s or None,

@@ -154,22 +154,19 @@ def watch_view(workdir: Path) -> None:
     """
     live = Live(sys.stdout) if can_draw(sys.stdout) else None
     said_s = -float("inf")
-    news = list[Logged]()
     try:
         for run, now in _follow(workdir):
-            news = run.news
-            if live is not None and run.alive:
-                live.update(now, news)
+            if live is not None:
+                live.update(now, run.news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
                 if not print_lines(
                     f"{human_moment(time.time())} {now.line}"
                 ):  # `status --watch | head`
                     return
-            news = [] if run.alive else news
     finally:
         if live is not None:
-            live.clear(news)
+            live.clear(())
 
 
 def watch_json(workdir: Path) -> None:

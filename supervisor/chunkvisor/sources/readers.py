@@ -192,7 +192,7 @@ def _encoding_remedy(file: SourceFile, stream: io.BufferedReader, line: bytes) -
 
 
 def read_rows(
-    file: SourceFile, columns: Sequence[str], *, skip_blank: bool = False, limit: int | None = None
+    file: SourceFile, columns: Sequence[str], skip_blank: bool = False, limit: int = sys.maxsize
 ) -> Iterator[Row]:
     """Yield the first `limit` rows, each with its cells in these columns.
 
@@ -294,7 +294,7 @@ def _without_blanks(
 
 
 def _read_jsonl(
-    file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None
+    file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int
 ) -> Iterator[Row]:
     missing = set(columns)
     item = dict[str, Any]()
@@ -302,10 +302,10 @@ def _read_jsonl(
     for line, item in read_objects(file, skip_blank):
         missing -= item.keys()
         rows += 1
-        if limit is None or rows <= limit:
+        if rows <= limit:
             yield line, [item.get(column) for column in columns]
         # Past the limit, the rest is only searched for keys that the first rows happen to lack.
-        if limit is not None and rows >= limit and not missing:
+        if rows >= limit and not missing:
             return
     if rows and missing:
         raise missing_column(file, min(missing), item)
@@ -320,7 +320,7 @@ def read_objects(
     """
     if file.format is not SourceFormat.JSONL:
         columns = [name for name in columns_of(file) if name]
-        for number, cells in read_rows(file, columns, skip_blank=skip_blank):
+        for number, cells in read_rows(file, columns, skip_blank):
             yield number, dict(zip(columns, cells, strict=True))
         return
     decoder = json.JSONDecoder(parse_float=Number, parse_int=Integer, parse_constant=Number)

@@ -191,7 +191,7 @@ class SqlReader:
         if "%" in called:
             self._number = "BIGINT"
 
-    def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+    def texts(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
         """Yield line (or row of parquet) and text of the first `limit` rows of the file.
 
         The text is None for a row that `where` leaves out.
@@ -234,9 +234,7 @@ class SqlReader:
                 f"{what}: {reason}", remedy=next(filter(None, remedies), columns)
             ) from error
 
-    def _parquet_rows(
-        self, file: SourceFile, limit: int | None
-    ) -> Iterator[tuple[int, str | None]]:
+    def _parquet_rows(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
         if not file.path.stat().st_size:
             raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
         # DuckDB takes every name for a pattern, and parts of a path for columns.
@@ -245,7 +243,7 @@ class SqlReader:
         self._columns = {name: kind for name, kind, *_ in self._execute(f"DESCRIBE FROM {data}")}
         self._check_columns(file)
         ((rows,),) = self._execute(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
-        rows = rows if limit is None else min(rows, limit)
+        rows = min(rows, limit)
         self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
         cursor = self._connection.execute(self._query(file, self._parquet_text(file)))
         expected = 0
@@ -285,7 +283,7 @@ class SqlReader:
                 pieces.append(f"coalesce({text}, '')")
         return " || ".join(pieces)
 
-    def _text_rows(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+    def _text_rows(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
         keys = dict[str, str]()  # columns of the file by their names in lower case
         batch = list[Row]()
         rows = 0

@@ -59,8 +59,8 @@ def stage(request: IngestRequest, folder: Path) -> None:
     wanted = _rows_of_part(request, sources, scratch, by_sql=by_sql)
     spool = Spool(paths, scratch)
     for source in sources:
-        rows_left = None if request.max_rows is None else request.max_rows - rows_read
-        if rows_left == 0 or rows_kept == wanted.stop:
+        rows_left = (request.max_rows or sys.maxsize) - rows_read
+        if not rows_left or rows_kept == wanted.stop:
             break
         local = _fetched(source, scratch)
         first_row = spool.rows
@@ -103,7 +103,7 @@ def _rows_of_part(
     database = SqlReader(request, counting) if by_sql else None
     count = 0
     for source in sources:
-        texts = _utf8_texts(database, _fetched(source, scratch), request, None)
+        texts = _utf8_texts(database, _fetched(source, scratch), request, sys.maxsize)
         count += sum(text is not None for _, text in texts)
     part, parts = request.part
     return range(count * (part - 1) // parts, count * part // parts)
@@ -120,7 +120,7 @@ def _fetched(source: SourceFile, scratch: Path) -> SourceFile:
 
 
 def _utf8_texts(
-    database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int | None
+    database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int
 ) -> Iterator[tuple[int, bytes | None]]:
     """Yield line (or row of parquet) and text of the first `limit` rows.
 
@@ -133,7 +133,7 @@ def _utf8_texts(
         rows = database.texts(file, limit)
     else:
         columns, compose = readers.composer(request)
-        read = readers.read_rows(file, columns, skip_blank=request.skip_blank, limit=limit)
+        read = readers.read_rows(file, columns, request.skip_blank, limit)
         rows = ((line, compose(file, line, cells)) for line, cells in read)
     for place, text in rows:
         if text is None:

@@ -392,19 +392,16 @@ def shared_texts(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
         while len(here) and len(there):
             # A text up to the lower of the two last hashes cannot be in a later block.
             bound = min(here["hash"][-1], there["hash"][-1])
-            our_end, their_end = (
-                int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there)
-            )
             _, our_at, their_at = np.intersect1d(
-                here["hash"][:our_end],
-                there["hash"][:their_end],
-                assume_unique=True,
-                return_indices=True,
+                here["hash"], there["hash"], assume_unique=True, return_indices=True
             )
-            if len(our_at):
-                yield here["row"][our_at], there["row"][their_at]
-            here = here[our_end:] if our_end < len(here) else _next_block(our_file)
-            there = there[their_end:] if their_end < len(there) else _next_block(their_file)
+            yield here["row"][our_at], there["row"][their_at]
+            here = here[here["hash"] > bound]
+            there = there[there["hash"] > bound]
+            if not len(here):
+                here = _next_block(our_file)
+            if not len(there):
+                there = _next_block(their_file)
 
 
 def _next_block(file: BufferedReader) -> npt.NDArray[np.void]:
