@@ -26,5 +26,5 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
     np.arange(1, len(row_text) + 1).tofile(paths.places)
     source = TableSource("/nowhere.txt", True, 0, len(row_text))
-    seal_table(folder, TableRecord(len(row_text), distinct, 0, {}, (source,)))
+    seal_table(folder, TableRecord(len(row_text), distinct, 0, (source,)))
     return StagedTable.open(folder)

@@ -15,7 +15,7 @@ import pytest
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.child import stage_table, try_first_row
-from chunkvisor.sources.resolve import IngestRequest, resolve, signature
+from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import _as_halt
 from chunkvisor.sources.table import StagedTable
 from harness import lives
@@ -48,7 +48,7 @@ def test_table_is_put_in_place(tmp_path: Path) -> None:
         write_texts(source, texts)
         table = stage_table(request_for(source), folder, nothing)
         (folder.with_name(folder.name + ".partial")).mkdir()
-    assert table.signature == signature(resolve([str(source)]))
+    assert table.texts(0, 1) == ["z"]
     for content, words in (
         ("id,text\n1\n", "/a.csv, line 2: "),
         ("id,text\n", "The sources have no rows: "),

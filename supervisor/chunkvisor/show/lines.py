@@ -120,7 +120,7 @@ class Console(Observer):
         if event.weight >= self._least and event.line:
             self._write_with_time(event.line)
         if isinstance(event, Halted | RunEnded):
-            closing = snapshot_of(state, time.time()).closing_line
+            closing = snapshot_of(state).closing_line
             if closing:
                 self.say(closing)
         if isinstance(event, Halted) and self._last_words:

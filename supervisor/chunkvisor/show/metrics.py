@@ -111,8 +111,3 @@ class Metrics(Observer):
         # Others may read the file, unlike the workdir: node_exporter is another user.
         with contextlib.suppress(OSError):
             write_atomic(self._path, data, durable=False)
-
-
-def is_metrics_file(head: bytes) -> bool:
-    """Whether a file that begins like this was written here."""
-    return head.startswith(b"# HELP chunkvisor_")

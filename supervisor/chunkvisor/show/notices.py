@@ -22,9 +22,6 @@ from chunkvisor.units import counted, human_time
 END_S = 5.0
 """How long a run waits for its notices at its end: after a SIGTERM, a SIGKILL will follow."""
 
-_PASSING = (ExitCode.QUARANTINED, ExitCode.TRY_AGAIN)
-"""Ends that lose no work, and need no repair at once."""
-
 
 class Notices(Observer):
     """Sends a notice when a run is complete, needs a person, or quarantines its first text.
@@ -53,7 +50,7 @@ class Notices(Observer):
             case events.Draining():
                 self._is_stopping = True
             case events.RunEnded() if state.worked:
-                now = snapshot_of(state, time.time())
+                now = snapshot_of(state)
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 body = "\n".join([*rows, f"after {human_time(now.elapsed_s)}"])
@@ -63,7 +60,8 @@ class Notices(Observer):
             case events.Halted(code=ExitCode.TRY_AGAIN) if self._is_stopping:
                 pass  # by --stop-after
             case events.Halted() if state.worked or event.code != ExitCode.CONFIG:
-                kind = "warning" if event.code in _PASSING else "failure"
+                is_passing = event.code in (ExitCode.QUARANTINED, ExitCode.TRY_AGAIN)
+                kind = "warning" if is_passing else "failure"
                 body = "\n".join(event.last_words)
                 self._enqueue(kind, f"ended with exit code {event.code}", body)
 

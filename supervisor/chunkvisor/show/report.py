@@ -10,7 +10,7 @@ import html
 import pkgutil
 import string
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
@@ -88,13 +88,13 @@ class Timeline:
         """How long runs have been running until the last event."""
         self.texts: list[tuple[float, int]] = []
         """(moment, how many distinct texts were encoded)."""
-        self.ended: dict[str, list[float]] = {}
+        self.ended = defaultdict[str, list[float]](list)
         """The moments at which attempts ended, by `committed`, `failed` and `interrupted`."""
-        self.busy: dict[str, list[tuple[float, float]]] = {}
+        self.busy = defaultdict[str, list[tuple[float, float]]](list)
         """(moment at which a worker ended, seconds that it had computed), by device."""
-        self.memory: dict[str, list[tuple[float, int]]] = {}
+        self.memory = defaultdict[str, list[tuple[float, int]]](list)
         """(moment at which a worker ended, its peak in bytes), by device and kind of memory."""
-        self.peaks: dict[str, dict[str, int]] = {}
+        self.peaks = defaultdict[str, dict[str, int]](dict)
         """Peaks of batches in bytes, by device and padded tokens."""
         self.limits: list[tuple[float, float]] = []
         """(moment, most tokens in a batch from then on; texts if tokens are not counted)."""
@@ -131,21 +131,21 @@ class Timeline:
                 self.limits.append((self.running_s, event.tokens or event.rows))
             case events.WorkerEnded():
                 name = state.devices.get(str(event.device), f"device {event.device}")
-                self.busy.setdefault(name, []).append((self.running_s, event.busy_s))
+                self.busy[name].append((self.running_s, event.busy_s))
                 for held, size_bytes in event.memory.items():
                     # Of a worker on a GPU, that of torch there is of interest.
                     if held != "resident_bytes" or len(event.memory) == 1:
                         line = f"{name}, {held.removesuffix('_bytes')}"
-                        self.memory.setdefault(line, []).append((self.running_s, size_bytes))
-                self.peaks[name] = merge_peaks(self.peaks.get(name, {}), event.batch_peaks)
+                        self.memory[line].append((self.running_s, size_bytes))
+                self.peaks[name] = merge_peaks(self.peaks[name], event.batch_peaks)
             case events.AttemptInterrupted():
-                self.ended.setdefault("interrupted", []).append(self.running_s)
+                self.ended["interrupted"].append(self.running_s)
             case events.FailureEvent():
-                self.ended.setdefault("failed", []).append(self.running_s)
+                self.ended["failed"].append(self.running_s)
                 kind = event.outcome, event.rule
                 self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
             case events.ChunkCommitted():
-                self.ended.setdefault("committed", []).append(self.running_s)
+                self.ended["committed"].append(self.running_s)
 
 
 Line = tuple[str, Iterable[tuple[int, float]]]

@@ -149,7 +149,7 @@ def take_snapshot(
     return snapshot_of(state, time.time() if now_s is None else now_s, beats)
 
 
-def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Snapshot:
+def snapshot_of(state: RunState, now_s: float = 0.0, beats: Beats | None = None) -> Snapshot:
     """Return what there is to see of a run at `now_s`; once it has ended, at its end."""
     beats = beats or {}
     live = state.ending is None
@@ -187,7 +187,9 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     )
     # Before the first commit there is no rate to go by: the longest texts come first. A run that
     # stops will not finish its work.
-    known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
+    eta_s = None
+    if live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0:
+        eta_s = left / texts_per_s
     no_node = state.on_cluster and not state.devices and state.doing in (STARTING, COMPUTING)
     weight, health = _health(state, now_s, *longest)
     return Snapshot(
@@ -200,7 +202,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         tuple(workers) if live else (),
         texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
         tokens_per_s or None,
-        left / texts_per_s if known and texts_per_s else None,
+        eta_s,
     )
 
 

@@ -146,13 +146,12 @@ class Follower:
         come = [each for each in deque(self._tail.read_new(), maxlen=1000) if each.event.line]
         self.news = come if self._refreshed else come[-_NEWS:]
         self._refreshed = True
-        alive = self.holder.alive() if self.holder else False
-        self.elsewhere = alive is None  # on another host, whose processes cannot be seen
-        if self.elsewhere:
-            alive = time.time() - self.state.last_event_s < _FOREIGN_SILENCE_S
+        # On another host, whose processes cannot be seen.
+        self.elsewhere = self.holder is not None and self.holder.alive() is None
+        silent_s = time.time() - self.state.last_event_s
         # A run whose last event has come is over, though its process may take a moment to end.
         self.alive = self.state.ending is None and (
-            is_held(self.layout.lock) or (self.elsewhere and bool(alive))
+            is_held(self.layout.lock) or (self.elsewhere and silent_s < _FOREIGN_SILENCE_S)
         )
         # Here the workdir may be mounted elsewhere than the journal says.
         return take_snapshot(

@@ -89,7 +89,7 @@ class Live(Observer):
     def close(self) -> None:
         """Remove the view, and print how the run has ended."""
         self.clear(())
-        self.say(snapshot_of(self.state, time.time()).closing_line)
+        self.say(snapshot_of(self.state).closing_line)
 
     def say(self, text: str) -> None:
         self._news.append(Logged(time.time(), "", Note(text)))
@@ -160,10 +160,8 @@ def watch_view(workdir: Path) -> None:
                 live.update(now, run.news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
-                if not print_lines(
-                    f"{human_moment(time.time())} {now.line}"
-                ):  # `status --watch | head`
-                    return
+                if not print_lines(f"{human_moment(time.time())} {now.line}"):
+                    return  # the reader is gone, as in `status --watch | head`
     finally:
         if live is not None:
             live.clear(())

@@ -107,6 +107,7 @@ class SqlReader:
         Raises Halt (78) for SQL that looks at more than one row.
         """
         self._request = request
+        self._kept_if = f"(\n{request.where or 'true'}\n)::BOOLEAN"
         self._rows_before = 0  # in earlier files and batches
         self._used = dict[str, str]()
         """Columns that `sql`, `where` or `columns` use, by their names in lower case."""
@@ -255,8 +256,7 @@ class SqlReader:
         assert expected == rows, f"{file.path}: {expected} texts of {rows} rows"
         for name, found in self._found.items():
             found.add(self._columns[name])
-        where = f"(\n{self._request.where or 'true'}\n)::BOOLEAN"
-        self._keep_columns(self._columns, f"{self._rows} WHERE {where}", rows)
+        self._keep_columns(self._columns, f"{self._rows} WHERE {self._kept_if}", rows)
 
     def _check_columns(self, file: SourceFile) -> None:
         for name in (*self._names, *self._request.columns):
@@ -401,20 +401,17 @@ class SqlReader:
 
         Raises Halt (78) if `sql` does not give text, duckdb.Error.
         """
-        request = self._request
-        kept = (
-            "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
-        )
-        select = text if request.sql is None else f"(\n{request.sql}\n)"
+        sql = self._request.sql
+        select = text if sql is None else f"(\n{sql}\n)"
         query = (
-            f"SELECT __row, {kept} AS __kept, "  # noqa: S608 - their SQL
+            f"SELECT __row, coalesce({self._kept_if}, false) AS __kept, "  # noqa: S608 - their SQL
             f"CASE WHEN __kept THEN {select} END FROM {self._rows}"
         )
         kind = self._execute(f"DESCRIBE {query}")[2][1]
         if kind not in ("VARCHAR", '"NULL"'):
             raise file.error(
                 f"`sql` gives {kind}, not text.",
-                remedy=f"Write {yaml_line('sql', _as_text(kind, f'({request.sql})'))}",
+                remedy=f"Write {yaml_line('sql', _as_text(kind, f'({sql})'))}",
             )
         return query
 

@@ -88,7 +88,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     for path in folder.glob("*.*"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-    record = TableRecord(spool.rows, distinct, spool.empty, state, tuple(files))
+    record = TableRecord(spool.rows, distinct, spool.empty, tuple(files))
     seal_table(folder, record)
 
 

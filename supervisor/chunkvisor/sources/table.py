@@ -89,8 +89,6 @@ class TableRecord:
     rows: int
     distinct: int
     empty: int  # rows whose text is empty
-    signature: dict[str, Any]
-    """The state of all source files when they were read, see `resolve.signature`."""
     files: tuple[TableSource, ...]  # those that were read, in the order of their rows
     # These two are set by `seal_table`.
     digest: str = ""

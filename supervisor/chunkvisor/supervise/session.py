@@ -18,7 +18,6 @@ from chunkvisor.events.journal import Journal
 from chunkvisor.messages import Troubles
 from chunkvisor.show.invocation import observers_of_run, open_invocation
 from chunkvisor.show.lines import Observer, Observers
-from chunkvisor.show.metrics import is_metrics_file
 from chunkvisor.show.notices import sender_to
 from chunkvisor.store.disk import check_target, halt_for, memory_halt
 from chunkvisor.store.layout import Layout, anything_kept, claim, workdir_gone
@@ -122,7 +121,7 @@ def require_extras(config: Config) -> None:
                 "Name a file in the folder that node_exporter reads "
                 "(--collector.textfile.directory).",
             )
-        check_target(textfile, "metrics.textfile", is_metrics_file)
+        check_target(textfile, "metrics.textfile", lambda head: b"# HELP chunkvisor_" in head)
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
     for name, output in config.outputs.items():
         if output.format is FinalFormat.PARQUET:
