@@ -136,6 +136,6 @@ def _decode(line: bytes) -> Logged | None:
         event = event_of(values["event"], values)
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return None
-    if event is None or not isinstance(run, str) or not 0 < t < _LATEST_S:
+    if event is None or not 0 < t < _LATEST_S:
         return None
     return Logged(t, run, event)

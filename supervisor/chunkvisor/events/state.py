@@ -256,6 +256,7 @@ class RunState:
                 _add(self.saved, {f"{event.output} chunk {event.chunk}": 1})
 
     def _of_chunk(self, event: events.ChunkEvent, t: float) -> None:
+        output = self.outputs.setdefault(event.output, Progress())
         chunk = f"{event.output} chunk {event.chunk}"
         key = f"{chunk} attempt {getattr(event, 'attempt', 0)}"
         match event:
@@ -281,7 +282,6 @@ class RunState:
             case events.PartCommitted() | events.BatchesKept():
                 if isinstance(event, events.PartCommitted):
                     _add(self.attempts, {str(Outcome.COMMITTED): 1})
-                output = self.outputs.setdefault(event.output, Progress())
                 output.texts_saved += event.texts
                 # What is kept before a worker computes is of the run before.
                 if self.first_go_s is not None:
@@ -290,10 +290,9 @@ class RunState:
                     _add(self.saved, {chunk: event.texts})
                     self.kept_s = t
             case events.ChunkCommitted():
-                self._commit(event, chunk, t)
+                self._commit(event, output, chunk, t)
 
-    def _commit(self, event: events.ChunkCommitted, chunk: str, t: float) -> None:
-        output = self.outputs.setdefault(event.output, Progress())
+    def _commit(self, event: events.ChunkCommitted, output: Progress, chunk: str, t: float) -> None:
         output.chunks_done = event.chunks_done
         output.texts_done = event.texts_done
         saved = self.saved.pop(chunk, 0) + event.texts_before

@@ -29,8 +29,6 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     """
     try:
         make_folder(layout.runs, durable=False)
-        temporary = layout.latest.with_name(".latest.tmp")
-        temporary.unlink(missing_ok=True)  # of a run that was killed
         names = [entry.name for entry in layout.runs.iterdir()]
         numbers = [int(match[1]) for match in map(_NUMBER.match, names) if match is not None]
         number = 1 + max(numbers, default=0)
@@ -41,8 +39,8 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         return None
     # If links cannot be made, or something else has the name, there is no link.
     with contextlib.suppress(OSError):
-        temporary.symlink_to(files.name)
-        temporary.replace(layout.latest)
+        layout.latest.unlink(missing_ok=True)
+        layout.latest.symlink_to(files.name)
     matches = filter(None, map(_OURS.fullmatch, names))
     ours = sorted(matches, key=lambda match: int(match[1]))
     for match in ours[: max(0, len(ours) - KEPT + 1)]:

@@ -44,15 +44,13 @@ class Notices(Observer):
     def event(self, event: Event, state: RunState) -> None:
         match event:
             case events.Quarantined() if state.total("quarantined") == 1:
-                row = f"{event.output} row {event.row} ({event.place})"
-                why = f"{row} gets no vector: {event.outcome}: {event.reason}"
-                self._enqueue("warning", "a row is quarantined", why)
+                self._enqueue("warning", "a row is quarantined", event.line)
             case events.Draining():
                 self._is_stopping = True
             case events.RunEnded() if state.worked:
                 now = snapshot_of(state)
-                made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
-                rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
+                complete = {name: each for name, each in now.outputs.items() if each.complete}
+                rows = [f"{name}: {counted(each.rows, 'row')}" for name, each in complete.items()]
                 body = "\n".join([*rows, f"after {human_time(now.elapsed_s)}"])
                 self._enqueue("success", "complete", body)
             case events.Halted(code=ExitCode.INTERRUPTED | ExitCode.TERMINATED):

@@ -54,7 +54,6 @@ class Integer(Number):
 
 
 _TYPES_IN_WORDS = {
-    str: "text",
     Number: "a number",
     Integer: "a number",
     bool: "a boolean",

@@ -27,9 +27,7 @@ _BATCH_ROWS = 8192
 _BATCH_CHARS = 8 << 20
 _BEYOND_ONE_ROW = {"window", "subquery", "unnest", "star", "positional_reference"}
 # SQL calls these functions without brackets, so that the parser takes them for columns.
-_CLOCK = frozenset(
-    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
-)
+_CLOCK = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 _TYPES = {
     type(None): '"NULL"',
     str: "VARCHAR",
