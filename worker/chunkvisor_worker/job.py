@@ -286,17 +286,17 @@ def _work(
     encoder.start(progress)
     rest = np.arange(len(texts), dtype=np.int64)
     if canary is not None:
-        _encode_canary(encoder, spec, vectors, limits, progress)
-        if spec.canary_row is not None:
-            rest = np.delete(rest, spec.canary_row)
-        progress.phase(Phase.TOKENIZE)
-        encoder.tokenize([texts[at] for at in rest], progress)
-    vectors.note_cut(rest, encoder.texts_cut())
-    progress.positions = rest
-    progress.phase(Phase.FORWARD)
-    progress.on_batch = lambda indices: vectors.begin_batch(rest[indices])
-    for indices, block in encoder.encode(limits, progress) if len(rest) else ():
-        vectors.write_block(rest[indices], block)
+        place = None if spec.canary_row is None else rest[[spec.canary_row]]
+        _encode(encoder, vectors, place, replace(limits, rows=1), progress)
+        if place is None:
+            progress.update(rows_done=0, tokens_done=0, padded_tokens=0)
+        else:
+            rest = np.delete(rest, place)
+    if len(rest):
+        if canary is not None:
+            progress.phase(Phase.TOKENIZE)
+            encoder.tokenize([texts[at] for at in rest], progress)
+        _encode(encoder, vectors, rest, limits, progress)
     if progress.leaving and vectors.left:
         exit_now(
             WorkerExit.ORPHANED,
@@ -330,24 +330,29 @@ def _work(
     write_message(files.result, result, durable=False)
 
 
-def _encode_canary(
-    encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter
+def _encode(
+    encoder: Encoder,
+    vectors: VectorFile,
+    places: Indices | None,
+    limits: Limits,
+    progress: BeatWriter,
 ) -> None:
-    """Encode the canary to its end, while no other batch is under way."""
-    # Its position, if it is one of the attempt's texts.
-    own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
-    if own is not None:
-        vectors.note_cut(own, encoder.texts_cut())
-        progress.positions = own
+    """Encode the texts that the encoder has, and write their vectors.
+
+    `places` are their positions in the attempt; None for a canary of another chunk.
+    """
+    if places is not None:
+        vectors.note_cut(places, encoder.texts_cut())
+        progress.positions = places
     progress.phase(Phase.FORWARD)
-    progress.on_batch = lambda _: vectors.begin_batch(own)
-    for _, block in encoder.encode(replace(limits, rows=1), progress):
-        if own is None:
+    progress.on_batch = lambda indices: vectors.begin_batch(
+        None if places is None else places[indices]
+    )
+    for indices, block in encoder.encode(limits, progress):
+        if places is None:
             vectors.pass_canary(block)
         else:
-            vectors.write_block(own, block)
-    if own is None:
-        progress.update(rows_done=0, tokens_done=0, padded_tokens=0)
+            vectors.write_block(places[indices], block)
 
 
 def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
