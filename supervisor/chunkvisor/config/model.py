@@ -304,7 +304,8 @@ class ModelConfig(Section):
     @property
     def is_folder(self) -> bool:
         """Say whether the model is a folder on this machine, by an absolute path."""
-        return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
+        is_folder = os.path.isdir(self.name)  # noqa: PTH112 - as below
+        return not self.is_plugin and self.name.startswith("/") and is_folder
 
     @field_validator("name")
     @classmethod
@@ -312,7 +313,8 @@ class ModelConfig(Section):
         if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
             return _no_secret(name)
         folder = _absolute(name, info)
-        return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
+        # Path.exists raises for long names.
+        return folder if os.path.exists(folder) else name  # noqa: PTH110
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:

@@ -323,7 +323,7 @@ class Loop:
         while todo:
             todo.extend(self._do(todo.popleft()))
 
-    def _do(self, instruction: Instruction) -> Sequence[Instruction]:  # noqa: C901 - a case for each
+    def _do(self, instruction: Instruction) -> Sequence[Instruction]:  # noqa: C901 - one case each
         """Do the instruction; return those that follow from what came of it."""
         running = self._running
         match instruction:

@@ -66,7 +66,9 @@ def observers_of_run(
 
 class _Log(Console):
     def __init__(self, files: InvocationFiles) -> None:
-        self._file = open(files.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+        self._file = open(  # noqa: SIM115 - closed by close
+            files.log, "a", encoding="utf-8", errors="backslashreplace"
+        )
         super().__init__(self._file, last_words=True)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def bar(share: float, width: int) -> str:
 
 
 class _Terminal(RichConsole):
-    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002 - rich would hide it, and a kill leave it so
+    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002 - a kill would leave it hidden
         return False
 
 

@@ -136,7 +136,8 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
         if is_remote(source):
             names = expand_address(source)
         elif glob.has_magic(source) and not Path(source).exists():
-            matching = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
+            # Path.glob gives hidden files as well.
+            matching = glob.glob(source, recursive=True)  # noqa: PTH207
             names = sorted(name for name in matching if not Path(name).is_dir())
         if not names:
             raise config_error(

@@ -241,9 +241,11 @@ class SqlReader:
         data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
         self._columns = {name: kind for name, kind, *_ in self._execute(f"DESCRIBE FROM {data}")}
         self._check_columns(file)
-        ((rows,),) = self._execute(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
+        metadata = f"parquet_file_metadata({name})"
+        ((rows,),) = self._execute(f"SELECT num_rows FROM {metadata}")  # noqa: S608 - quoted
         rows = min(rows, limit)
-        self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
+        columns = "file_row_number AS __row, *"
+        self._rows = f"(SELECT {columns} FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
         cursor = self._connection.execute(self._query(file, self._parquet_text(file)))
         expected = 0
         while fetched := cursor.fetchmany(4096):
@@ -422,7 +424,7 @@ class SqlReader:
             column = rf"""(?<![':])"?\b({name})\b"?(?!')"""
             mended = re.sub(column, rf"\g<0>{cast}", sql, flags=re.IGNORECASE)
             with contextlib.suppress(duckdb.Error):
-                query = f"DESCRIBE SELECT (\n{mended}\n) FROM {self._rows}"  # noqa: S608 - their SQL
+                query = f"DESCRIBE SELECT (\n{mended}\n) FROM {self._rows}"  # noqa: S608 - theirs
                 given = self._execute(query)[0][1]
                 if key == "sql" and given != "VARCHAR":
                     mended = _as_text(given, f"({mended})")
@@ -471,7 +473,8 @@ class SqlReader:
         if self._request.where is not None:
             names.insert(1, "source_row")
         part = f"rowid BETWEEN {wanted.start} AND {wanted.stop - 1}"
-        rows = f"SELECT {', '.join(names)} FROM scratch.rows WHERE {part}"  # noqa: S608 - quoted names
+        columns = ", ".join(names)
+        rows = f"SELECT {columns} FROM scratch.rows WHERE {part}"  # noqa: S608 - quoted names
         self._execute(
             f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, "
             f"ROW_GROUP_SIZE 20480)"

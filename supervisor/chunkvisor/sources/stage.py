@@ -191,7 +191,8 @@ def main(arguments: list[str]) -> int:
         request = from_json(IngestRequest, (folder / "request.json").read_bytes())
         assert request is not None
         stage(request, folder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
+    # Whatever it is, the log gets its traceback and the parent a code.
+    except Exception as error:  # noqa: BLE001
         halt = _as_halt(error, request, folder)
         # On a full disk there is no room for either: the exit code has to do.
         with contextlib.suppress(OSError):
