@@ -111,8 +111,7 @@ ENTRIES: dict[str, Meaning] = {
         "The model hub, or the server of a plug-in, cannot be reached or asks to wait.",
         "It waits up to recovery.wait_timeout, then ends with 75. A text for which a server fails "
         "while it encodes others is quarantined.",
-        "Check the network and the token (HF_TOKEN), or name a local folder as model.name. For a "
-        "plug-in, read what its server answered.",
+        "Check the network and the token (HF_TOKEN), or name a local folder as model.name.",
     ),
     Outcome.INTERRUPTED: Meaning(
         "The worker was asked to stop, and not by the run.",

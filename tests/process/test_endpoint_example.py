@@ -94,7 +94,8 @@ def test_a_text_for_which_a_server_fails_is_found(
     be it the first or in the only chunk; what it answered is the reason.
     """
     monkeypatch.setattr(Server, "refused", (f"text {'x' * number}", status))
-    asking.ends(3, "--set", f"chunk.size={chunk}")
+    ended = asking.ends(3, "--set", f"chunk.size={chunk}")
+    assert "See whether the server is up" in ended.stderr
     (bad,) = asking.manifest()["quarantined"]
     assert bad["row"] == number
     assert (f"the server answered {status}: not now" if status else "Remote end") in bad["reason"]

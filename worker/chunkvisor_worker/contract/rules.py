@@ -544,10 +544,11 @@ RULES: tuple[Rule, ...] = (
     hub(
         "service-failed",
         "A server that the encoder asks failed, did not answer, or cannot be reached.",
-        "See whether the server is up, and what its log says.",
+        "Nothing, as long as the run continues.",
         *(_TOO_BUSY, *_NO_CONNECTION),
         phases=(Phase.FORWARD,),
         row_can_cause=True,
+        if_ended="See whether the server is up, and what it and its log say of such requests.",
     ),
     misconfigured(
         "model-not-cached",
