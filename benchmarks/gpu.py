@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
-from measured import FailedError, took
+from measured import FailedError, Measured, took
 
 HERE = Path(__file__).resolve().parent
 # On a lent machine the checkout is not installed.
@@ -36,6 +36,8 @@ PYTHONPATH = os.pathsep.join(
 )
 SAMPLE = 512
 """Texts whose vectors are compared, and by which plain `encode` finds its best batch size."""
+ANY_LENGTH = "any length"
+MEMORY_CHUNKS, MEMORY_CHUNK = 200, 256
 SHORT_START_S = 60
 """What a case takes in addition to its run and to plain `encode`: a guess before anything is
 measured."""
@@ -67,6 +69,7 @@ CASES = (
     Case("decoder-512", "decoder", texts="512 tokens"),
     Case("modernbert-sdpa", "modernbert", run_s=20),
     Case("modernbert-flash", "modernbert", run_s=20, attention="flash_attention_2"),
+    Case("memory-over-time", "minilm", run_s=100, start="warm", texts=ANY_LENGTH),
     Case("decoder-warm", "decoder", start="warm", chunk=1000),
     Case("decoder-fresh", "decoder", start="fresh", chunk=1000),
     Case("decoder-chunk-250", "decoder", chunk=250),
@@ -107,6 +110,37 @@ class Row:
     padding: float = 0.0
     share_of_peak: float = 0.0
     least_cosine: float = 0.0
+
+    def words(self) -> str:
+        """Say the row in a line."""
+        return (
+            f"{self.rows:,} texts in {self.ours_s:.1f} s, plain {self.plain_s:.1f} s, "
+            f"{self.whole_ratio:.2f} of it; {self.ours_rate:,.0f} texts/s, {self.rate_ratio:.2f} of "
+            f"plain; idle {100 * self.idle_by_clocks:.1f} % by clocks; "
+            f"{100 * self.share_of_peak:.0f} % of the peak; least cosine {self.least_cosine:.5f}"
+        )
+
+
+@dataclass
+class MemoryRow:
+    """Peaks of GPU memory by chunk, [reserved, allocated] bytes of torch's allocator."""
+
+    name: str
+    case: dict[str, Any]
+    fresh: list[list[int]] = field(default_factory=list)
+    """Of a run, with a process for each chunk."""
+    long: list[list[int]] = field(default_factory=list)
+    """Of one process that encodes the same chunks one after the other."""
+
+    def words(self) -> str:
+        """Say how much each side held at its most."""
+        most = [
+            max(held) >> 20 for side in (self.fresh, self.long) for held in zip(*side, strict=True)
+        ]
+        return (
+            f"{len(self.long)} chunks; at most {most[0]:,} MiB reserved, {most[1]:,} allocated in "
+            f"fresh processes, {most[2]:,} and {most[3]:,} in one"
+        )
 
 
 @dataclass(frozen=True)
@@ -166,14 +200,20 @@ class Bench:
     def texts(self, kind: str, count: int) -> list[str]:
         """Return distinct texts.
 
-        Commit messages with a number, or about 512 tokens cut out of all of them.
+        Commit messages with a number, or about 512 tokens, or up to 512, cut out of all of them.
         """
         if kind == "short":
             return [f"{self.commits[row % len(self.commits)]} {row}" for row in range(count)]
         stream = " ".join(self.commits).split()
         starts = ((row * 330) % max(1, len(stream) - 330) for row in range(count))
+        lengths = np.full(count, 330)
+        if kind == ANY_LENGTH:
+            numbers = np.random.default_rng(1)
+            longest = numbers.integers(10, 331, size=count // MEMORY_CHUNK + 1)  # in each chunk
+            lengths = numbers.integers(1, longest.repeat(MEMORY_CHUNK)[:count], endpoint=True)
         return [
-            " ".join(stream[start : start + 330]) + f" {row}" for row, start in enumerate(starts)
+            " ".join(stream[start : start + length]) + f" {row}"
+            for row, (start, length) in enumerate(zip(starts, lengths, strict=True))
         ]
 
     def measure(self, case: Case) -> Row:
@@ -204,45 +244,26 @@ class Bench:
 
         Its start, its rate by batch size, and its rate over many texts.
         """
-        (self.folder / "texts.json").write_text(json.dumps(texts))
-        asked = {"dtype": case.dtype, "attn_implementation": case.attention}
-        command = [
-            sys.executable,
-            str(HERE / "gpuplain.py"),
-            str(model),
-            str(self.folder / "texts.json"),
-        ]
-        command += ["--device", self.device, "--seconds", str(seconds), "--sample", str(SAMPLE)]
-        took([*command, "--kwargs", json.dumps(asked)], self.folder)
+        self.call_plain(case, model, texts, "--seconds", str(seconds), "--sample", str(SAMPLE))
         found: dict[str, Any] = json.loads((self.folder / "plain.json").read_text())
         return found
 
+    def call_plain(self, case: Case, model: Path, texts: list[str], *options: str) -> None:
+        """Run gpuplain.py with the model and the texts."""
+        (self.folder / "texts.json").write_text(json.dumps(texts))
+        asked = {"dtype": case.dtype, "attn_implementation": case.attention}
+        command = [sys.executable, str(HERE / "gpuplain.py"), str(model), "texts.json"]
+        command += ["--device", self.device, "--kwargs", json.dumps(asked), *options]
+        took(command, self.folder)
+
     def run(self, case: Case, model: Path, texts: list[str], row: Row) -> None:
         """Run chunkvisor from the start, and read its events."""
-        (self.folder / "texts.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        )
-        config = {
-            "workdir": "work",
-            "model": {
-                "name": str(model),
-                "dtype": case.dtype,
-                "kwargs": {"attn_implementation": case.attention},
-            },
-            "device": self.device,
-            "chunk": {"size": case.chunk},
-            "workers": {"start": case.start},
-            "outputs": {"out": {"source": "texts.jsonl", "column": "text"}},
-        }
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        arguments = ["run", "config.yaml", "--yes", "--from-scratch"]
+        kwargs = {"attn_implementation": case.attention}
+        settings = {"name": str(model), "dtype": case.dtype, "kwargs": kwargs}
         began = time.time()
         with sampled() as samples:
-            command = [sys.executable, "-c", "from chunkvisor.cli import main; main()", *arguments]
-            found = took(command, self.folder, {"PYTHONPATH": PYTHONPATH})
-        row.ours_s = found.seconds
-        lines = (self.folder / "work/.chunkvisor/events.jsonl").read_text().splitlines()
-        events = [event for event in map(json.loads, lines) if event["t"] >= began]
+            row.ours_s = self.call(case, texts, settings).seconds
+        events = self.events_since(began)
         first, last = (
             next(event["t"] for event in order if event["event"] == name)
             for order, name in ((events, "go"), (events[::-1], "worker_ended"))
@@ -264,6 +285,48 @@ class Bench:
         row.share_of_peak = flops / self.peak(case.dtype)
         seen = [busy for at, busy in samples if first <= at <= last]
         row.idle_by_smi = sum(not busy for busy in seen) / len(seen) if seen else None
+
+    def call(self, case: Case, texts: list[str], model: dict[str, Any], **more: Any) -> Measured:
+        """Write texts and config, and run chunkvisor from the start."""
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        (self.folder / "texts.jsonl").write_text("".join(lines))
+        config = {
+            "workdir": "work",
+            "model": model,
+            "device": self.device,
+            "chunk": {"size": case.chunk},
+            "workers": {"start": case.start},
+            "outputs": {"out": {"source": "texts.jsonl", "column": "text"}},
+            **more,
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        arguments = ["run", "config.yaml", "--yes", "--from-scratch"]
+        command = [sys.executable, "-c", "from chunkvisor.cli import main; main()", *arguments]
+        return took(command, self.folder, {"PYTHONPATH": PYTHONPATH})
+
+    def events_since(self, began: float) -> list[dict[str, Any]]:
+        """Read the journal from that moment on."""
+        lines = (self.folder / "work/.chunkvisor/events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["t"] >= began]
+
+    def memory(self, case: Case) -> MemoryRow:
+        """Note the memory of a process for each chunk, then that of one process for all chunks."""
+        chunks, size = (4, 16) if self.small else (MEMORY_CHUNKS, MEMORY_CHUNK)
+        texts = self.texts(case.texts, chunks * size)
+        model = self.model(case.model)
+        batches = {"batch_size": 64, "batch_tokens": None}
+        settings = {"name": str(model), "dtype": case.dtype}
+        began = time.time()
+        self.call(case, texts, settings, encode=batches, chunk={"size": size})
+        ended = [each for each in self.events_since(began) if each["event"] == "worker_ended"]
+        fresh = [
+            [each["memory"].get(f"{kind}_bytes", 0) for kind in ("reserved", "allocated")]
+            for each in ended
+        ]
+        self.call_plain(case, model, texts, "--memory", str(size))
+        return MemoryRow(
+            case.name, asdict(case), fresh, json.loads((self.folder / "memory.json").read_text())
+        )
 
     def computing(self, name: str, model: Path) -> int:
         """Count the parameters that compute: a row of the embedding table is only looked up."""
@@ -411,21 +474,13 @@ def main() -> None:
                 )
                 continue
             try:
-                row = bench.measure(case)
+                row = bench.memory(case) if case.texts == ANY_LENGTH else bench.measure(case)
             except FailedError as error:
                 say(f"{case.name}: failed: {str(error)[-1500:]}")
                 continue
             with open(options.out, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
-            say(
-                f"{case.name}: {row.rows:,} texts in {row.ours_s:.1f} s, plain {row.plain_s:.1f} "
-                f"s, "
-                f"{row.whole_ratio:.2f} of it; {row.ours_rate:,.0f} texts/s, {row.rate_ratio:.2f} "
-                f"of plain; "
-                f"idle {100 * row.idle_by_clocks:.1f} % by clocks; {100 * row.share_of_peak:.0f} % "
-                f"of the peak; "
-                f"least cosine {row.least_cosine:.5f}"
-            )
+            say(f"{case.name}: {row.words()}")
 
 
 if __name__ == "__main__":

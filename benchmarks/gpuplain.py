@@ -1,9 +1,13 @@
 """The other side of benchmarks/gpu.py: one process of plain `encode`, its start and its rates.
 
-Or the device's peak.
+Or the GPU memory of one process chunk by chunk, or the device's peak.
 
-python benchmarks/gpuplain.py MODEL TEXTS.json --kwargs JSON --seconds S [--device cuda:0] >
-plain.json, plain.npy python benchmarks/gpuplain.py --peak bfloat16 > peak.txt
+    python benchmarks/gpuplain.py MODEL TEXTS.json --kwargs JSON --seconds S [--device cuda:0]
+        writes plain.json and plain.npy
+    python benchmarks/gpuplain.py MODEL TEXTS.json --kwargs JSON --memory TEXTS_IN_A_CHUNK
+        writes memory.json
+    python benchmarks/gpuplain.py --peak bfloat16
+        writes peak.txt
 """
 
 import argparse
@@ -61,6 +65,24 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def memory(options: argparse.Namespace) -> list[list[int]]:
+    """Encode chunk after chunk; return the peaks of each, [reserved, allocated] bytes."""
+    import sentence_transformers
+    import torch
+
+    texts: list[str] = json.loads(options.texts.read_text())
+    model = sentence_transformers.SentenceTransformer(
+        str(options.model), device=options.device, model_kwargs=json.loads(options.kwargs)
+    )
+    peaks = []
+    for start in range(0, len(texts), options.memory):
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        model.encode(texts[start : start + options.memory], batch_size=64, show_progress_bar=False)
+        peaks.append([torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()])
+    return peaks
+
+
 def peak(device: str, dtype: str) -> float:
     """Return the FLOP/s of large matrix products, the best of ten."""
     import torch
@@ -89,10 +111,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--sample", type=int, default=512)
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--peak")
     options = parser.parse_args()
     if options.peak:
         Path("peak.txt").write_text(str(peak(options.device, options.peak)))
+    elif options.memory:
+        Path("memory.json").write_text(json.dumps(memory(options)))
     else:
         Path("plain.json").write_text(json.dumps(rates(options)))
 

@@ -1,14 +1,12 @@
 """Whole runs on a null GPU: a real supervisor, real workers, torch's own allocator."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness import ROOT
+from harness import said_by
 from nullgpu import MIB, GpuWorkplace, NullGpu, texts
 
 _ASSERT = "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED"
@@ -134,28 +132,25 @@ def test_torch_is_asked_before_a_run_says_that_there_is_no_gpu(
     assert chunk == 0
 
 
-def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
-    """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times
-    mean nothing.
+def test_what_a_lent_card_is_asked_is_tried_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
+    """tools/oncard.sh has benchmarks/gpu.py make a model, measure plain `encode` and a run, and note
+    memory by chunk; all is in one file, and times mean nothing.
     """
     gpu.set(bool=1)
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu.py"),
-        "--out",
-        str(tmp_path / "rows"),
-        "--small",
-    ]
-    env = os.environ | gpu.environment()
-    done = subprocess.run(
-        [*command, "decoder-night"], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rows").exists(), done.stdout
-    (row,) = map(json.loads, (tmp_path / "rows").read_text().splitlines())
-    assert (row["name"], row["device"], row["rows"]) == ("decoder-night", "Null GPU", 2000)
+    env = {**gpu.environment(), "OUT": str(tmp_path), "ONCARD": "bench", "PYTHON": sys.executable}
+    cases = ("decoder-night", "memory-over-time")
+    said_by("bash", "tools/oncard.sh", "run", "600", "--small", *cases, env=env, limit_s=600)
+    found = json.loads((tmp_path / "oncard.json").read_text())
+    assert found["device"].startswith("Null GPU")
+    row, memory = found["rows"]
+    assert (row["name"], row["device"]) == ("decoder-night", "Null GPU")
+    assert 512 <= row["rows"] <= 2000
     assert row["least_cosine"] > 0.9
     assert min(row["ours_rate"], row["plain_s"], row["compute_s"], row["first_batch_s"]) > 0
+    assert memory["name"] == "memory-over-time"
+    for side in (memory["fresh"], memory["long"]):
+        assert len(side) == 4
+        assert all(reserved >= allocated > 0 for reserved, allocated in side)
 
 
 _END_TO_END = """
