@@ -23,7 +23,7 @@ from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.outputs.forms import Form, VectorType
 from chunkvisor.outputs.join import write_final
 from chunkvisor.outputs.publish import describe_file, ensure_form, publish
-from chunkvisor.outputs.state import Found, Stage, standing_of
+from chunkvisor.outputs.state import OutputState, Stage, final_record_of
 from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {
@@ -95,9 +95,12 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         }
         publish(layout, known | described)
         return
-    complete = Found(Stage.COMPLETE, layout, None, standing_of(layout))
+    complete = OutputState(Stage.COMPLETE, layout, None, final_record_of(layout))
     began_s = time.monotonic()
-    assert ensure_form(complete, FORMS[form], {}, lambda _: None, lambda: None).standing is not None
+    assert (
+        ensure_form(complete, FORMS[form], {}, lambda _: None, lambda: None).final_record
+        is not None
+    )
     print(time.monotonic() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
 

@@ -25,7 +25,7 @@ from chunkvisor.outputs.forms import (
 )
 from chunkvisor.outputs.join import write_form
 from chunkvisor.outputs.publish import ensure_form
-from chunkvisor.outputs.state import Found, Stage, standing_of
+from chunkvisor.outputs.state import OutputState, Stage, final_record_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from staged import first_come_first_numbered
@@ -48,9 +48,9 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     return made
 
 
-def complete(layout: OutputLayout) -> Found:
+def complete(layout: OutputLayout) -> OutputState:
     """As a run finds it."""
-    return Found(Stage.COMPLETE, layout, None, standing_of(layout))
+    return OutputState(Stage.COMPLETE, layout, None, final_record_of(layout))
 
 
 @pytest.mark.parametrize("dtype", list(FinalDtype))

@@ -27,7 +27,7 @@ from chunkvisor.outputs.finish import quarantined
 from chunkvisor.outputs.forms import Form, HashedFile, file_of, form_of
 from chunkvisor.outputs.join import ChunkDamagedError, Final
 from chunkvisor.outputs.publish import describe_file, publish
-from chunkvisor.outputs.state import standing_of
+from chunkvisor.outputs.state import final_record_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect, npy_header
@@ -112,10 +112,10 @@ def publish_joined(
 
 def finished(layout: OutputLayout) -> dict[str, Any]:
     """The manifest of the final file that stands."""
-    standing = standing_of(layout)
-    assert standing is not None
-    assert standing.holds(layout)
-    return standing.manifest
+    record = final_record_of(layout)
+    assert record is not None
+    assert record.holds(layout)
+    return record.manifest
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ from chunkvisor.outputs.publish import (
     publish,
     restore_records,
 )
-from chunkvisor.outputs.state import standing_of
+from chunkvisor.outputs.state import final_record_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -60,11 +60,11 @@ def combine(
     fingerprint = digest_of(
         [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
     )
-    standing = standing_of(layout)
-    whole = standing and standing.holds(layout)
-    if standing and whole and standing.manifest["fingerprint"] == fingerprint:
-        restore_records(layout, standing)
-        return standing.manifest, True
+    record = final_record_of(layout)
+    whole = record and record.holds(layout)
+    if record and whole and record.manifest["fingerprint"] == fingerprint:
+        restore_records(layout, record)
+        return record.manifest, True
     if layout.final.exists() and not whole and not layout.done.exists():
         raise not_ours(layout.final, "give the combination another name")
     first, *_ = manifests = list(members.values())

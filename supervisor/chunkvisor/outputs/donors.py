@@ -14,7 +14,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.outputs.forms import file_of, form_of
 from chunkvisor.outputs.join import final_rows
 from chunkvisor.outputs.publish import rows_without_vector
-from chunkvisor.outputs.state import Found, read
+from chunkvisor.outputs.state import OutputState, read
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import Numbers, Vectors, blocks, pick_numbers, read_shape
 from chunkvisor.store.chunkfiles import chunk_files
@@ -49,18 +49,18 @@ class Donor:
     """Numbers of vectors to tokens of their texts before the cut; 0 = not cut, -1 = not counted."""
 
 
-def final_donor(found: Found, wanted: Identity, words: str) -> Donor | None:
+def final_donor(found: OutputState, wanted: Identity, words: str) -> Donor | None:
     """Return the final file in place as a donor; None if its vectors are not those of `wanted`.
 
     `words` name it for people.
     """
     layout = found.earlier or found.layout
-    standing = found.standing
+    record = found.final_record
     try:
         fixed = read_fixed(layout)
-        if not fixed or not standing or not _fits(layout, fixed, wanted):
+        if not fixed or not record or not _fits(layout, fixed, wanted):
             return None
-        manifest = standing.manifest
+        manifest = record.manifest
         is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
         is_exact = form_of(manifest).is_exact
         if not is_of_this or not is_exact or not file_of(layout, manifest).exists():

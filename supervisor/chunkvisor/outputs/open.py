@@ -13,13 +13,13 @@ from chunkvisor.outputs.publish import (
     set_damaged_aside,
 )
 from chunkvisor.outputs.stage import Wanted, stage
-from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.outputs.state import OutputState, Stage
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor_worker.contract.files import remove_folder
 
 
-def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]:
+def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[OutputState]:
     """Return each output: COMPLETE as the config asks for it, ENCODING, or STAGED.
 
     STAGED ones are still to be planned, by `plan`. Raises Halt if a source is wrong, or the config
@@ -54,7 +54,7 @@ def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
         raise not_ours(path, "choose another workdir or another name for the output")
 
 
-def _settled(layout: OutputLayout, wanted: Wanted) -> Found:
+def _settled(layout: OutputLayout, wanted: Wanted) -> OutputState:
     """Take the output as far as it comes without workers: COMPLETE, STAGED or ENCODING."""
     found = stage(complete_publication(layout), wanted)
     assert found.fixed

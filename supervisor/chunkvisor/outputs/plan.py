@@ -17,7 +17,7 @@ from chunkvisor.outputs.donors import (
     other_workdirs_donors,
 )
 from chunkvisor.outputs.stage import Wanted
-from chunkvisor.outputs.state import Found, Stage, read
+from chunkvisor.outputs.state import OutputState, Stage, read
 from chunkvisor.sources.table import StagedTable, TableFiles, shared_texts
 from chunkvisor.store.artifact import BadVectorsError, Numbers, bad_rows, npy_header
 from chunkvisor.store.identity import Fixed, write_facts
@@ -28,7 +28,7 @@ from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove
 from chunkvisor_worker.contract.messages import Facts
 
 
-def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
+def plan(found: OutputState, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
     """Fix which texts are encoded, and copy the vectors of the others, unless that was done before.
 
     `others` are the outputs of the run. One rename gives the folder of the chunks, with the plan in
@@ -67,7 +67,7 @@ def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
 
 
 def count_shared(
-    found: Found, before: Sequence[Found], complete: Sequence[OutputLayout]
+    found: OutputState, before: Sequence[OutputState], complete: Sequence[OutputLayout]
 ) -> tuple[list[int], int]:
     """Count the texts that an output shares with others, before those are encoded.
 
@@ -102,7 +102,9 @@ def count_shared(
     return counts[len(own) + len(complete) :], int(known.sum())
 
 
-def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
+def _donors(
+    found: OutputState, wanted: Wanted, others: Sequence[OutputLayout]
+) -> Iterator[Donor | None]:
     """Find the donors, the best first; None stands for a place that has no fitting vectors.
 
     First its own final file, then other outputs of the run and of the workdir, its own earlier
@@ -118,9 +120,9 @@ def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Ite
     if not anew:
         own = final_donor(found, identity, "its earlier final file")
         yield own
-        standing = (found.earlier or layout).generation if own else 0
+        donated = (found.earlier or layout).generation if own else 0
         for number in reversed(layout.generations()):
-            if number != standing:
+            if number != donated:
                 earlier = layout.at_generation(number)
                 late.append(chunks_donor(earlier, identity, "its earlier chunks"))
         if found.earlier and not own and not any(late):

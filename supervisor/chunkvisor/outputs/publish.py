@@ -28,7 +28,14 @@ from chunkvisor.outputs.forms import (
     form_of,
 )
 from chunkvisor.outputs.join import final_rows, write_form
-from chunkvisor.outputs.state import Found, Stage, Standing, manifest_of, read, standing_of
+from chunkvisor.outputs.state import (
+    FinalRecord,
+    OutputState,
+    Stage,
+    final_record_of,
+    manifest_of,
+    read,
+)
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, Numbers
 from chunkvisor.store.layout import OutputLayout
@@ -75,7 +82,7 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     replaces it; one of another format is removed once the new one is there.
     """
     ours: tuple[str, ...] = ()
-    before = standing_of(layout)
+    before = final_record_of(layout)
     if before and before.holds(layout):
         ours = (file_of(layout, before.manifest).name,)
     announced = _Announced(manifest, ours)
@@ -83,7 +90,7 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     _put_in_place(layout, announced)
 
 
-def complete_publication(layout: OutputLayout) -> Found:
+def complete_publication(layout: OutputLayout) -> OutputState:
     """Complete a publication that was interrupted by a kill, if its file is whole.
 
     If it is not, the announcement and the partial file are removed. Each step does no harm if it is
@@ -108,9 +115,9 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     suffix = form_of(manifest).format
     place = layout.file(suffix)
     written = layout.partial(suffix)
-    standing = standing_of(layout)
+    record = final_record_of(layout)
     now = _side_files(layout, manifest)
-    before = _side_files(layout, standing.manifest if standing else {})
+    before = _side_files(layout, record.manifest if record else {})
     if written.exists():
         # Side files of the earlier final file stay until that is replaced.
         write_side_files(layout, manifest, but=before)
@@ -135,15 +142,15 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
         set_aside(layout.manifest)
     write_sealed(layout.manifest, manifest, made_in=layout.hidden)
     stamp = stamp_as(file_of(layout, manifest), digest_in(manifest))
-    write_record(layout.done, Standing(manifest, stamp))
+    write_record(layout.done, FinalRecord(manifest, stamp))
 
 
 # --- from COMPLETE, and from DAMAGED
 
 
 def ensure_form(
-    found: Found, form: Form, more: dict[str, Any], emit: Emit, on_wait: OnWait
-) -> Found:
+    found: OutputState, form: Form, more: dict[str, Any], emit: Emit, on_wait: OnWait
+) -> OutputState:
     """Bring a COMPLETE output into that form, with its side files and `more` in its manifest.
 
     If the form can only be made from the chunks, the output is ENCODING afterwards; if the file
@@ -152,8 +159,8 @@ def ensure_form(
     OSError; Halt (78) if the form cannot be made from what is there.
     """
     layout = found.layout
-    assert found.standing
-    manifest = found.standing.manifest | more
+    assert found.final_record
+    manifest = found.final_record.manifest | more
     there = form_of(manifest)
     if there != form and not there.is_exact:
         if not layout.chunks.exists():
@@ -180,7 +187,7 @@ def ensure_form(
             manifest.pop("carried", None)
             publish(layout, manifest | describe_file(layout, form, digest))
             return read(layout)
-        restore_records(layout, replace(found.standing, manifest=manifest))
+        restore_records(layout, replace(found.final_record, manifest=manifest))
         return found
     except (
         BadVectorsError
@@ -188,42 +195,42 @@ def ensure_form(
         return set_damaged_aside(found, emit)
 
 
-def restore_records(layout: OutputLayout, standing: Standing) -> None:
+def restore_records(layout: OutputLayout, record: FinalRecord) -> None:
     """Write the records and side files of a whole final file again if they are lost or changed.
 
     Raises OSError.
     """
-    manifest = standing.manifest
+    manifest = record.manifest
     write_side_files(layout, manifest)
-    stamp = standing.stamp
+    stamp = record.stamp
     touched = not stamp or not stamp.untouched(file_of(layout, manifest))
     if touched or manifest_of(layout) != manifest:
         _write_records(layout, manifest)
 
 
-def reopen(found: Found) -> Found:
+def reopen(found: OutputState) -> OutputState:
     """Make a COMPLETE output ENCODING again, by one write. Raises OSError.
 
     Its final file stays until one made from the chunks replaces it.
     """
     layout = found.layout
-    standing = found.standing
-    if found.stage is not Stage.COMPLETE or not standing:
+    record = found.final_record
+    if found.stage is not Stage.COMPLETE or not record:
         return found
-    manifest = standing.manifest
-    stamp = standing.stamp or stamp_as(file_of(layout, manifest), digest_in(manifest))
-    write_record(layout.done, replace(standing, stamp=stamp, reopened=True))
+    manifest = record.manifest
+    stamp = record.stamp or stamp_as(file_of(layout, manifest), digest_in(manifest))
+    write_record(layout.done, replace(record, stamp=stamp, reopened=True))
     return read(layout)
 
 
-def set_damaged_aside(found: Found, emit: Emit) -> Found:
+def set_damaged_aside(found: OutputState, emit: Emit) -> OutputState:
     """Rename a DAMAGED final file, then remove its manifest and its record. Raises OSError.
 
     If the run is killed in between, the output is still DAMAGED.
     """
     layout = found.layout
-    assert found.standing
-    place = file_of(layout, found.standing.manifest)
+    assert found.final_record
+    place = file_of(layout, found.final_record.manifest)
     aside = set_aside(place)
     if aside:
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))

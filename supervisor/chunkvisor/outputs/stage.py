@@ -16,7 +16,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note, Staging
 from chunkvisor.outputs.forms import asked_form, form_of
 from chunkvisor.outputs.join import find_rows_table
-from chunkvisor.outputs.state import Found, Stage, read
+from chunkvisor.outputs.state import OutputState, Stage, read
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable
@@ -54,7 +54,7 @@ class Wanted:
         self.emit(Note(text))
 
 
-def stage(found: Found, wanted: Wanted) -> Found:
+def stage(found: OutputState, wanted: Wanted) -> OutputState:
     """Stage the texts of the output, unless they are staged; other texts begin a new generation.
 
     They are put together in a folder that one rename makes the newest generation. If the run is
@@ -87,7 +87,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
             now = replace(now, chunk_size=before.chunk_size, anew=before.anew)
             write_record(layout.identity, now)
             return read(layout)
-    generation = max(layout.generation, found.standing_generation) + 1
+    generation = max(layout.generation, found.final_generation) + 1
     now = replace(now, chunk_size=wanted.chunk_size(name), anew=wanted.from_scratch)
     if generation > 1:
         rows = counted(now.identity.rows, "row")
@@ -98,7 +98,7 @@ def stage(found: Found, wanted: Wanted) -> Found:
     return read(layout)
 
 
-def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
+def _is_staged(found: OutputState, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
     """Say whether the texts of this request are staged, and whole as far as they are needed."""
     layout = found.layout
     if (before.asked, before.place) != (_request_record(request), _place_in(layout, wanted)):

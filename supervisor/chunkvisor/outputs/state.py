@@ -30,8 +30,8 @@ Stage = StrEnum(
 
 
 @frozen
-class Standing:
-    """The record of the final file that is in place, of whatever generation."""
+class FinalRecord:
+    """What is recorded of the final file in place, which may be of an earlier generation."""
 
     manifest: dict[str, Any]
     stamp: Stamp | None
@@ -51,36 +51,36 @@ class Standing:
 
 
 @frozen
-class Found:
-    """What the folder of an output says."""
+class OutputState:
+    """The state of an output, as its folder shows it."""
 
     stage: Stage
     layout: OutputLayout
     """Of the newest generation."""
     fixed: Fixed | None = None
     """None: the output was never begun, or the record is lost."""
-    standing: Standing | None = None
+    final_record: FinalRecord | None = None
 
     @property
     def manifest(self) -> dict[str, Any] | None:
         """Of a COMPLETE output; None in any other stage."""
-        if self.stage is Stage.COMPLETE and self.standing:
-            return self.standing.manifest
+        if self.stage is Stage.COMPLETE and self.final_record:
+            return self.final_record.manifest
         return None
 
     @property
-    def standing_generation(self) -> int:
+    def final_generation(self) -> int:
         """The generation of the final file that is in place; 0 if there is none."""
-        return int(self.standing.manifest.get("generation", 0)) if self.standing else 0
+        return int(self.final_record.manifest.get("generation", 0)) if self.final_record else 0
 
     @property
     def earlier(self) -> OutputLayout | None:
         """The generation whose final file is in place, if it is not the newest."""
-        number = self.standing_generation
+        number = self.final_generation
         return self.layout.at_generation(number) if 0 < number < self.layout.generation else None
 
 
-def read(layout: OutputLayout, *, check_file: bool = True) -> Found:
+def read(layout: OutputLayout, *, check_file: bool = True) -> OutputState:
     """Read which stage an output has reached. Raises OSError.
 
     It is COMPLETE if its final file is whole; without `check_file`, if that is there.
@@ -93,35 +93,33 @@ def read(layout: OutputLayout, *, check_file: bool = True) -> Found:
     if fixed and fixed.place:
         place = os.path.normpath(layout.workdir / fixed.place)
         layout = replace(layout, place=Path(place))
-    standing = standing_of(layout)
+    record = final_record_of(layout)
     if not fixed:
         lost = layout.generation or layout.done.exists()
-        return Found(Stage.LOST if lost else Stage.ABSENT, layout, None, standing)
+        return OutputState(Stage.LOST if lost else Stage.ABSENT, layout, None, record)
     stage = Stage.ENCODING if is_planned(layout) else Stage.STAGED
     if layout.publishing.exists():
         stage = Stage.PUBLISHING
-    elif standing and not standing.reopened and _is_of(standing, layout, fixed):
-        whole = (
-            standing.holds(layout) if check_file else file_of(layout, standing.manifest).exists()
-        )
+    elif record and not record.reopened and _is_of(record, layout, fixed):
+        whole = record.holds(layout) if check_file else file_of(layout, record.manifest).exists()
         if whole:
             stage = Stage.COMPLETE
-        elif standing.stamp:  # a manifest alone does not prove that the file was ever whole
+        elif record.stamp:  # a manifest alone does not prove that the file was ever whole
             stage = Stage.DAMAGED
-    return Found(stage, layout, fixed, standing)
+    return OutputState(stage, layout, fixed, record)
 
 
-def _is_of(standing: Standing, layout: OutputLayout, fixed: Fixed) -> bool:
+def _is_of(record: FinalRecord, layout: OutputLayout, fixed: Fixed) -> bool:
     # A record that was copied from elsewhere may have the same number.
-    said = standing.manifest.get("generation"), standing.manifest["fingerprint"]
+    said = record.manifest.get("generation"), record.manifest["fingerprint"]
     return said == (layout.generation, fixed.identity.fingerprint)
 
 
-def standing_of(layout: OutputLayout) -> Standing | None:
+def final_record_of(layout: OutputLayout) -> FinalRecord | None:
     """Return the record of the final file, or one made of its manifest; None if both are lost."""
-    found = read_if_whole(Standing, layout.done)
+    found = read_if_whole(FinalRecord, layout.done)
     manifest = None if found else manifest_of(layout)
-    return Standing(manifest, None) if manifest else found
+    return FinalRecord(manifest, None) if manifest else found
 
 
 def manifest_of(layout: OutputLayout) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from chunkvisor.outputs.join import JoinInputs
 from chunkvisor.outputs.open import open_outputs
 from chunkvisor.outputs.plan import count_shared, plan
 from chunkvisor.outputs.stage import Wanted
-from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.outputs.state import OutputState, Stage
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout
@@ -111,7 +111,7 @@ class Opening:
         return outputs
 
     def _waiting(
-        self, found: Found, counts: Sequence[int], known: int, before: Sequence[OutputRun]
+        self, found: OutputState, counts: Sequence[int], known: int, before: Sequence[OutputRun]
     ) -> OutputRun:
         """Open an output that takes over vectors which outputs `before` it are still to encode.
 
@@ -142,20 +142,20 @@ class Opening:
         output.prepare = partial(self._prepare, found)
         return output
 
-    def _prepare(self, found: Found, on_wait: OnWait) -> tuple[OutputRun, list[Event]]:
+    def _prepare(self, found: OutputState, on_wait: OnWait) -> tuple[OutputRun, list[Event]]:
         told = list[Event]()
         output = self._planned(found, replace(self._wanted, emit=told.append, on_wait=on_wait))
         output.find_known_good()
         return output, told
 
-    def _planned(self, found: Found, wanted: Wanted) -> OutputRun:
+    def _planned(self, found: OutputState, wanted: Wanted) -> OutputRun:
         try:
             plan(found, wanted, self._layouts)
             return self._open(found, wanted)
         except DamagedError as error:
             raise texts_damaged(error) from error
 
-    def _open(self, found: Found, wanted: Wanted) -> OutputRun:
+    def _open(self, found: OutputState, wanted: Wanted) -> OutputRun:
         """Read what is done of an output that is planned."""
         layout = found.layout
         name = layout.name

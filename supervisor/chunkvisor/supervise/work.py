@@ -18,7 +18,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Note, Warned, WorkPlanned
 from chunkvisor.messages import chunks_given_up, finished_with_bad_rows
 from chunkvisor.outputs.combine import combine
-from chunkvisor.outputs.state import read, standing_of
+from chunkvisor.outputs.state import final_record_of, read
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.opening import Opening
@@ -86,8 +86,8 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
         place = run.layout.combined(name)
         manifests = {member: finished[member] for member in members}
         manifest, was_there = combine(place, manifests, resources.on_wait)
-        standing = standing_of(place)
-        whole = standing and standing.holds(place)
+        record = final_record_of(place)
+        whole = record and record.holds(place)
         _there(manifest if whole else None, place)
         if not was_there:
             size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
