@@ -12,13 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chunkvisor.errors import ExitCode, Halt
+
 OnWait = Callable[[], None]
 """Called several times a second by what takes long: keeps the display going. It raises, and so ends
 what called it, if the run is asked to stop."""
 
+_PROC = Path("/proc/self/stat")
 _POLL_S = 0.02  # between two looks whether the child has ended
 _STACK_S = 1.0  # in which faulthandler writes the stack of a child that takes too long
 _KILL_S = 10.0  # for the end of a killed child; one that hangs in a driver is left behind
+
+
+def require_proc() -> None:
+    """Raise Halt (69) without /proc, in which a run finds its processes and their memory."""
+    if not _PROC.exists():
+        raise Halt(
+            ExitCode.MACHINE,
+            "/proc is not mounted, so a run could not look after its processes",
+            "Mount it (mount -t proc proc /proc), or start the container with it.",
+        )
 
 
 def run_child(
@@ -37,6 +50,7 @@ def run_child(
     again. What the child has started ends with it. Raises TimeoutError after `timeout_s` (with
     `stack`, faulthandler has put the child's stack into the log), OSError.
     """
+    require_proc()
     with open(log, "ab") as stream:
         child = subprocess.Popen(
             command,

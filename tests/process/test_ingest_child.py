@@ -79,17 +79,24 @@ def test_the_first_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)],
-    ids=["kill", "crash"],
+    [
+        (signal.SIGKILL, ExitCode.TRY_AGAIN),
+        (signal.SIGUSR1, ExitCode.TRY_AGAIN),
+        (signal.SIGXCPU, ExitCode.TRY_AGAIN),
+        (signal.SIGRTMIN + 1, ExitCode.TRY_AGAIN),
+        (signal.SIGSEGV, ExitCode.BUG),
+    ],
 )
 def test_child_that_dies(
     tmp_path: Path,
     large: Path,
-    signum: signal.Signals,
+    signum: int,
     code: ExitCode,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A killed child is taken for a lack of memory, a crash for a bug; both name the log."""
+    """A child that another process has ended is worth another try, a crash is a bug; both name the
+    log.
+    """
     # The child is a new interpreter, whose command line tells what it is.
     monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
 

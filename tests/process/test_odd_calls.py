@@ -35,7 +35,12 @@ SHELL = {
     "nobody reads": ("status {work} | true; exit ${{PIPESTATUS[0]}}", 0),
     "no umlauts": ("status {umlaut}", 78),
     "folder deleted": (" ".join([*ENCODE, "o.npy"]), 78),
+    "little memory": ("run {config} --from-scratch --yes", 69),
+    "little memory, encode": (" ".join([*ENCODE, "o.npy"]), 69),
+    "too little memory for numpy": ("verify {work}", 69),
 }
+# KiB of address space, where there is a limit: the text of the key before the comma -> KiB.
+MEMORY = {"little memory": 204_800, "too little memory for numpy": 60_000}
 
 
 @pytest.mark.soak
@@ -53,6 +58,8 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
     }
     command = f"{shlex.join(COMMAND_LINE)} {line.format(**names)}"
     script = f"cd {here}; {'rmdir ../here;' if 'deleted' in which else ''} {command}"
+    if which.partition(",")[0] in MEMORY:
+        script = f"ulimit -v {MEMORY[which.partition(',')[0]]}; {script}"
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     plain = plain if which == "no umlauts" else {}
     ended = subprocess.run(
@@ -79,6 +86,10 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
         ["run", "{config}", "--max-rows", "1" + "0" * 23],
         ["run", "{config}", "--set", f"workdir={LONG}"],
         ["run", "{config}", "--set", f"outputs.out.source={LONG}.csv"],
+        [*ENCODE, "/proc/o.npy"],
+        [*ENCODE, "o.npy", "--workdir", "/proc/w"],
+        ["run", "{config}", "--set", "workdir=/proc/w"],
+        ["audit", "{config}", "--write-expect", "/proc/e.jsonl"],
     ],
     ids=lambda arguments: " ".join(arguments)[:60],
 )
@@ -89,6 +100,21 @@ def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
     assert ended.returncode in (2, 74, 78), ended
     assert "Traceback" not in ended.stderr, ended
     assert ended.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run {config} --from-scratch --yes", "doctor {config}", "plan {config}", "retry {work}"],
+)
+def test_without_proc(
+    finished: ScriptedWorkplace, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /proc is not mounted, as in some chroots, a command that needs it says so with 69."""
+    monkeypatch.setattr("chunkvisor.child._PROC", Path("/proc/none"))
+    names = {"config": finished.config_path, "work": finished.workdir}
+    ended = finished.call(*command.format(**names).split())
+    assert ended.returncode == 69, ended
+    assert "/proc is not mounted" in ended.stderr
 
 
 def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:

@@ -96,11 +96,13 @@ def main() -> None:
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))
-    except (MemoryError, OSError) as error:
+    except (MemoryError, OSError, ImportError) as error:
         from chunkvisor.store.disk import halt_for, memory_halt
 
         halt = halt_for(error, Path()) if isinstance(error, OSError) else memory_halt()
-        if halt is None:
+        # A library may find no memory for its code.
+        is_bug = isinstance(error, ImportError) and "failed to map segment" not in str(error)
+        if halt is None or is_bug:
             raise
         _end(halt)
 

@@ -13,13 +13,19 @@ from chunkvisor import child
 from chunkvisor.config.load import RowChoice
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, halt_of
+from chunkvisor.judge import describe_exit
 from chunkvisor.sources.remote import is_remote
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.attempt import last_line, read_tail, verdict_of_child
 from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, remove_folder
 from chunkvisor_worker.contract.wire import write_message
+
+# Signals of a crash, which others than the process itself hardly send.
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
 def stage_table(
@@ -54,13 +60,23 @@ def stage_table(
         except (ValueError, KeyError, TypeError):
             if status > ExitCode.BUG:  # the child had an explanation, and the disk no room for it
                 raise disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial) from None
-            ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
-            code = ExitCode.TRY_AGAIN if status == -signal.SIGKILL else ExitCode.BUG
+            verdict = verdict_of_child(status, partial / "fault.json", log)
+            code = ExitCode.BUG
+            remedy = "Please report it with the log."
+            if verdict.outcome is Outcome.HOST_OOM:
+                code = ExitCode.MACHINE
+                remedy = f"{verdict.remedy} The limit is that of `ulimit -v`, if there is one."
+            elif status < 0 and -status not in _CRASHES:
+                code = ExitCode.TRY_AGAIN
+                remedy = (
+                    "Run the same command again. If memory was short, free some, or lower "
+                    "ingest.memory_limit."
+                )
             raise Halt(
                 code,
-                f"The process that reads the sources {ended}.",
-                "If memory was short, free some, or lower ingest.memory_limit. Else please report "
-                "it with the log.",
+                "the process that reads the sources failed",
+                remedy,
+                why=f"{describe_exit(status)}; {last_line(read_tail(log)) or 'it wrote no log'}",
                 log=log,
             ) from None
         remove_folder(partial)

@@ -165,6 +165,8 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
             f"{path} cannot be used: {error.strerror}",
             "Move it away, then run the same command again.",
         )
+    if error.errno == errno.ENOENT and path.parts[1:2] == ("proc",):
+        return config_error(f"{path}: no file can be made in /proc", "Choose another place.")
     if error.errno == errno.ENOENT and place in path.parents:
         return Halt(
             ExitCode.DISK,

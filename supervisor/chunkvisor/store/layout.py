@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from chunkvisor.child import require_proc
 from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
 from chunkvisor.store.disk import not_ours, user_name
 from chunkvisor.units import human_moment
@@ -365,6 +366,7 @@ def hold_lock(path: Path, run_id: str = "") -> Iterator[LockHolder | None]:
     file is never removed: two runs would then lock two inodes. With an empty `run_id` the file
     keeps naming the last run, for `end_orphans`.
     """
+    require_proc()
     # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     # workdir locked after our death (flock(2)). Open for writing, which the byte-range locks that
     # NFS makes of it need.

@@ -204,6 +204,7 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     # Host
     (LOAD, "host-out-of-memory", MemoryError()),
     (FORWARD, "host-out-of-memory", RUNTIME(CPU_ALLOCATOR)),
+    (LOAD, "host-out-of-memory", ImportError("libx.so: failed to map segment from shared object")),
     (FORWARD, "host-out-of-memory", OSError(errno.ENOMEM, "Cannot allocate memory")),
     (TOKENIZE, "process-limits", Panic(THREAD_POOL)),
     (LOAD, "process-limits", OSError(errno.EMFILE, "Too many open files")),

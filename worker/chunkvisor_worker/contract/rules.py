@@ -512,8 +512,8 @@ RULES: tuple[Rule, ...] = (
             r"|^std::bad_alloc"
         ),
         Sign(OS_ERROR, (errno.ENOMEM,)),
-        error(r"Cannot allocate memory \(os error 12\)"),
-        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError"
+        error(r"Cannot allocate memory \(os error 12\)|failed to map segment"),
+        log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|OpenBLAS error: Memory allocation"
         r"|memory allocation of \d{1,20} bytes failed",
         exit_code=None,
         smaller_batch_helps=True,
