@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -60,9 +61,8 @@ _OF_SENTENCE_TRANSFORMERS = {
 
 
 _MEANINGS = {
-    "texts": "A list, a generator, or a column of pandas, polars, NumPy, Arrow or datasets. None "
-    "is an empty text; NaN "
-    "is refused (write texts.fillna('')). An empty list gives an empty array.",
+    "texts": "A list, a generator, or a column of pandas, polars, NumPy, Arrow or datasets. None, "
+    "NaN and NA are empty texts. An empty list gives an empty array.",
     "config_path": "A YAML config.",
     "model": "Name of a model on the hub, or the path of a model folder.",
     "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds "
@@ -340,11 +340,12 @@ def write_texts(given: Any, folder: Path) -> Path | None:
 
 def _json_line(text: Any, index: int) -> bytes:
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
+    if type(text).__name__ == "NAType" or (isinstance(text, float) and math.isnan(text)):
+        text = None  # of pandas
     if text is not None and not isinstance(text, str):
         raise config_error(
             f"{_place_in_call(index)} is not a string: {type(text).__name__} {text!r:.60}",
-            "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one "
-            "of their keys).",
+            "Convert it, or give None for an empty text; of rows, give one of their keys.",
         )
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
