@@ -299,7 +299,7 @@ SAMPLES: dict[Any, Any] = {
 SAMPLES |= {
     tuple[str, ...]: ("x", "y"),
     dict[str, float]: {"forward": 0.5},
-    dict[str, Any]: {"a": 1},
+    dict[str, int]: {"8": 1},
 }
 
 

@@ -156,7 +156,7 @@ class WorkPlanned(Event):
 
 
 class Note(Event):
-    """Something that only people need to know."""
+    """A message for people."""
 
     words = "{text}"
     text: str
@@ -167,7 +167,7 @@ class Warned(Note, weight=CARE):
 
 
 class Alarmed(Note, weight=LOSS):
-    """Something that a person has to look at, even one who wants no news."""
+    """Something that a person must look at."""
 
 
 class Doing(Event):
@@ -219,7 +219,7 @@ class Draining(Event):
 
 
 class Halted(Event):
-    """The last event of a run that did not end well, with its exit code and its last words."""
+    """The last event of a run that did not end well."""
 
     stage = "ended"
     code: int
@@ -257,7 +257,7 @@ class Staging(OutputEvent):
 
 
 class OutputOpened(OutputEvent):
-    """The output is not complete; its source has been read."""
+    """The source of an output that is not complete has been read."""
 
     words = (
         "{output}: {rows:row}, {distinct:distinct text}, {chunks:chunk} of up to {chunk_size:,}, "
@@ -320,7 +320,7 @@ class AttemptStarted(AttemptEvent):
 
 
 class Go(AttemptEvent):
-    """The worker has its device, and the batch limits of the moment."""
+    """The worker has its device and batch limits."""
 
     stage = COMPUTING
     rows: int
@@ -328,7 +328,7 @@ class Go(AttemptEvent):
 
 
 class WorkerEnded(AttemptEvent):
-    """The worker's process has ended; the verdict comes in a separate event."""
+    """The worker's process has ended; the verdict is another event."""
 
     returncode: int = 0
     device: int = 0
@@ -384,7 +384,7 @@ class AttemptFailed(FailureEvent, weight=CARE):
 
 
 class PartFailed(FailureEvent):
-    """An attempt at a part of a chunk failed, in the search for the texts that fail."""
+    """An attempt at a part of a chunk failed."""
 
 
 class AttemptInterrupted(FailureEvent):
@@ -413,7 +413,7 @@ class ChunkCommitted(ChunkEvent):
 
 
 class PartCommitted(ChunkEvent):
-    """Some texts of a chunk have their vectors: those of one attempt.
+    """Some texts of a chunk have their vectors.
 
     The chunk is searched for texts that fail, or an earlier attempt had finished the other texts.
     """
@@ -494,7 +494,7 @@ class TemplateEvent(Event):
 
 
 class TemplateStarted(TemplateEvent):
-    """A template process, from which workers are forked, begins to load the model."""
+    """A template process begins to load the model; workers are forked from it."""
 
     stage = "loading the model, once for all workers"
 

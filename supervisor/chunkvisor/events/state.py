@@ -83,8 +83,7 @@ class DeviceTimes:
     idle_s: float = 0.0
     """Time between workers: what isolation costs."""
     startup_s: float = 0.0
-    """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of
-    others."""
+    """Imports, loading and tokenizing of all workers, mostly during the work of others."""
     memory: dict[str, int] = field(default_factory=dict)
     """Highest `resident_bytes` of a worker; on a GPU also `reserved_bytes` and `allocated_bytes` of
     torch."""

@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
         lambda now: now.state.ending.code if now.state.ending else -1,
     ),
     "written_timestamp_seconds": (
-        "When this file was written, in seconds since the epoch.",
+        "When this file was written.",
         lambda _: time.time(),
     ),
     "rows{output}": ("Rows of the output.", _by_output("rows")),
@@ -41,7 +41,7 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
         _by_output("rows_done"),
     ),
     "chunks{output}": ("Chunks of the output.", _by_output("chunks")),
-    "chunks_done{output}": ("Chunks of the output that are committed.", _by_output("chunks_done")),
+    "chunks_done{output}": ("Committed chunks.", _by_output("chunks_done")),
     "quarantined_rows{output}": ("Rows without a vector.", _by_output("without")),
     "rows_per_second": ("Rows a second, over the last chunks.", lambda now: now.rows_per_s or 0.0),
     "eta_seconds": (

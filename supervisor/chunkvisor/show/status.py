@@ -119,9 +119,9 @@ class Status:
     """When it last reported an event."""
 
     start_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the run before its first batch, by what it was at."""
+    """Seconds before the first batch, by what the run was doing."""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the template and of the workers that have committed a chunk, in sum, by phase."""
+    """Seconds of the template and of workers that committed a chunk, by phase."""
     combined: dict[str, str] = field(default_factory=dict)
     """The finished files of `combine`, by name."""
 
