@@ -83,7 +83,7 @@ class DeviceTimes:
     idle_s: float = 0.0
     """Time between workers: what isolation costs."""
     startup_s: float = 0.0
-    """Imports, loading and tokenizing of all workers, mostly while another one computes."""
+    """Imports, loading and tokenizing of all workers."""
     memory: dict[str, int] = field(default_factory=dict)
     """Highest `resident_bytes` of a worker; on a GPU also `reserved_bytes` and `allocated_bytes` of
     torch."""
