@@ -149,13 +149,15 @@ _THREADS = (
     r"|global thread pool has not been initialized"
 )
 _TOO_BUSY = Sign(numbers=(408, 429, *range(500, 600)))
-_NO_CONNECTION = (
-    of_class("httpx.TransportError", "httpx2.TransportError"),
-    of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
-    of_class(
-        "builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"
-    ),
-    of_class("socket.gaierror"),
+_NO_CONNECTION = of_class(
+    "httpx.TransportError",
+    "httpx2.TransportError",
+    "requests.exceptions.ConnectionError",
+    "requests.exceptions.Timeout",
+    "builtins.ConnectionRefusedError",
+    "builtins.ConnectionResetError",
+    "builtins.TimeoutError",
+    "socket.gaierror",
 )
 _HUBS = "huggingface_hub.errors"
 ENCODER_BROKEN = "encoder-broken"
@@ -260,7 +262,8 @@ _OF_GPUS = (
         "See `nvidia-smi` for the processes on the GPU and end them, or lower workers.per_device; "
         "if there are none, use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says "
         "which model.dtype suits the card.",
-        *(*_OOM, _NVML_ALLOCATOR),
+        *_OOM,
+        _NVML_ALLOCATOR,
         phases=BEFORE_WORK,
     ),
     gpu_oom(
@@ -545,7 +548,8 @@ RULES: tuple[Rule, ...] = (
         "service-failed",
         "A server that the encoder asks failed, did not answer, or cannot be reached.",
         "Nothing, as long as the run continues.",
-        *(_TOO_BUSY, *_NO_CONNECTION),
+        _TOO_BUSY,
+        _NO_CONNECTION,
         phases=(Phase.FORWARD,),
         row_can_cause=True,
         if_ended="See whether the server is up, and what it and its log say of such requests.",
@@ -573,10 +577,9 @@ RULES: tuple[Rule, ...] = (
         "Accept the license on the model's page, and set HF_TOKEN to a valid token of that "
         "account.",
         of_class(
-            *(
-                f"{_HUBS}.{name}Error"
-                for name in ("GatedRepo", "LocalTokenNotFound", "DisabledRepo")
-            )
+            f"{_HUBS}.GatedRepoError",
+            f"{_HUBS}.LocalTokenNotFoundError",
+            f"{_HUBS}.DisabledRepoError",
         ),
         Sign((f"{_HUBS}.HfHubHTTPError",), (401, 403)),
     ),
@@ -587,9 +590,11 @@ RULES: tuple[Rule, ...] = (
         "Check the name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for "
         "a private model.",
         of_class(
-            *(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))
+            f"{_HUBS}.RepositoryNotFoundError",
+            f"{_HUBS}.RevisionNotFoundError",
+            f"{_HUBS}.RemoteEntryNotFoundError",
+            f"{_HUBS}.HFValidationError",
         ),
-        of_class(f"{_HUBS}.HFValidationError"),
         error(r"^Repo id must ", "builtins.OSError"),
     ),
     hub(
@@ -597,7 +602,7 @@ RULES: tuple[Rule, ...] = (
         "hub-unreachable",
         "The model hub cannot be reached.",
         "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder.",
-        *_NO_CONNECTION,
+        _NO_CONNECTION,
         error(r"An error happened while trying to locate", f"{_HUBS}.LocalEntryNotFoundError"),
         of_class("builtins.ConnectionError"),
         error(r"We couldn't connect to '", "builtins.OSError"),
@@ -650,7 +655,8 @@ RULES: tuple[Rule, ...] = (
         error(
             r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend"
             r"|core/AllocatorConfig\.h",
-            *("builtins.ValueError", "builtins.RuntimeError"),
+            "builtins.ValueError",
+            "builtins.RuntimeError",
         ),
     ),
     # What the tokenizer and a CPU say of a text; the GPU's word for the same is
@@ -775,7 +781,10 @@ RULES: tuple[Rule, ...] = (
         "The encoder's code has an error, or (rarely) trips over a text.",
         "Correct the line that the message names.",
         of_class(
-            *(f"builtins.{name}Error" for name in ("Name", "Type", "Attribute", "NotImplemented"))
+            "builtins.NameError",
+            "builtins.TypeError",
+            "builtins.AttributeError",
+            "builtins.NotImplementedError",
         ),
         phases=(Phase.FORWARD,),
         exit_code=CONFIG,
