@@ -408,9 +408,9 @@ class LocalEngine:
         blocking_launches: bool,
     ) -> Worker:
         """See Engine."""
-        environment = self._environment(
-            handle.device, spec.threads, blocking_launches=blocking_launches
-        )
+        environment = self._environment(handle.device, spec.threads)
+        if blocking_launches:
+            environment["CUDA_LAUNCH_BLOCKING"] = "1"
         if not fresh and self.warm:
             worker = self._fork(files, environment)
             if worker:
@@ -418,9 +418,7 @@ class LocalEngine:
             self.poll()  # it may have failed
         return _FreshWorker(files, environment)
 
-    def _environment(
-        self, device: Device, threads: int, *, blocking_launches: bool = False
-    ) -> dict[str, str]:
+    def _environment(self, device: Device, threads: int) -> dict[str, str]:
         settings = self._settings
         linear = settings.template_folder.with_name("linear")
         return worker_environment(
@@ -429,7 +427,6 @@ class LocalEngine:
             settings.run_id,
             {LINEAR_FILE: str(linear), **settings.env},
             threads=threads,
-            blocking_launches=blocking_launches,
         )
 
     def close(self) -> None:

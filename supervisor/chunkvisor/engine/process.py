@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import select
 import signal
 import socket
@@ -81,7 +82,6 @@ def worker_environment(
     extra: Mapping[str, str],
     *,
     threads: int,
-    blocking_launches: bool = False,
 ) -> dict[str, str]:
     """Make the environment of a worker on `device`: `base`, what we need, and `extra` over both.
 
@@ -89,7 +89,7 @@ def worker_environment(
     manual).
     """
     kept = {name: value for name, value in base.items() if name not in _REMOVED}
-    environment = {
+    return {
         **(_CPU_DEFAULTS if device == CPU else {}),
         **kept,
         **_FIXED,
@@ -100,9 +100,6 @@ def worker_environment(
         PARENT_PID: str(os.getpid()),
         PARENT_PIPE: _open_pipe(os.getpid()),
     }
-    if blocking_launches:
-        environment["CUDA_LAUNCH_BLOCKING"] = "1"
-    return environment
 
 
 # --- start and end
@@ -121,7 +118,7 @@ def spawn(
             stdin=stdin.fileno(),
             stdout=stream,
             stderr=stream,
-            env=dict(environment),
+            env=environment,
             start_new_session=True,
         )
 
@@ -179,10 +176,8 @@ def count_oom_kills() -> int:
     Those of all cgroups count. A SIGKILL is no evidence of it, but a rise of this count is.
     """
     with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
     return 0
 
 
