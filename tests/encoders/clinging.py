@@ -7,6 +7,8 @@ from typing import Any
 
 import good
 
+AcceleratorError = type("AcceleratorError", (RuntimeError,), {"__module__": "torch"})
+
 
 class Pinned:
     def __del__(self):
@@ -23,7 +25,7 @@ class Encoder(good.Encoder):
             mark.touch()
             buffer, ring = Pinned(), list[Any]([Pinned()])  # noqa: F841 - they live as long as this frame
             ring.append(ring)
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            raise AcceleratorError("CUDA error: an illegal memory access was encountered")
         return super().encode(texts, batch_size)
 
 

@@ -72,5 +72,5 @@ def test_tuning_may_change(tmp_path: Path, change: str) -> None:
     place.set(**{change: CHANGES[change]})
     ended = place.gives(TEXTS)
     assert place.encoded()[done_before:] == ["t0", "t1"]
-    assert ("keeps chunks of 2 texts" in ended.stderr) == (change == "chunk__size")
+    assert ("is ignored: this output began with 2" in ended.stderr) == (change == "chunk__size")
     assert (place.hidden / "outputs/out/0001" / "chunks").exists() == (change == "chunk__keep")
