@@ -70,7 +70,8 @@ def test_a_run_that_fails_writes_no_secret(
     plug-in gets it.
     """
     prepare(workplace, ["one", *texts], kwargs, workers__start=start)
-    ended = [workplace.run(env=ENVIRONMENT)]
+    typed = ("--set", f"model.kwargs.base_url={KWARGS['base_url']}")
+    ended = [workplace.run(*typed, env=ENVIRONMENT)]
     assert code is None or ended[0].returncode == code, ended[0]
     for command in (("status",), ("status", "--json"), ("report",), ("verify", "--json")):
         name, *options = command

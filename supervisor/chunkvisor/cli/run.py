@@ -23,6 +23,7 @@ from chunkvisor.cli.parameters import (
 )
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, is_terminal
+from chunkvisor_worker.contract.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def typed_command() -> str:
     command = command_line(*words)
     with contextlib.suppress(OSError):  # the folder is gone
         command = f"cd {shlex.quote(str(Path.cwd()))} && {command}"
-    return command
+    return masked(command)
 
 
 def command_line(*arguments: str) -> str:

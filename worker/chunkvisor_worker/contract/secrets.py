@@ -92,6 +92,8 @@ def _hide_environment() -> None:
 
 def masked(text: str) -> str:
     """Return the text with *** in the place of passwords and tokens."""
+    if len(text) < _MIN_CHARS:
+        return text
     _hide_environment()
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, "***")
