@@ -4,6 +4,8 @@ Texts or settings that were changed on purpose (--update, --from-scratch) begin 
 of the output, in a folder of its own; the final file of the last one stays until it is replaced.
 """
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,12 +22,17 @@ from chunkvisor.outputs.state import OutputState, Stage, read
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.artifact import BadVectorsError, read_shape
+from chunkvisor.store.chunkfiles import ChunkFiles, chunk_files
 from chunkvisor.store.identity import Fixed, Identity, differences
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
+from chunkvisor.store.reuse import plan_and_fingerprint, read_reuse
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.frozen import frozen
+
+_MOST_TRIED = 10  # chunk files, to find out what an output is of
 
 
 @frozen
@@ -63,11 +70,6 @@ def stage(found: OutputState, wanted: Wanted) -> OutputState:
     """
     layout = found.layout
     name = layout.name
-    if found.stage is Stage.LOST and not wanted.from_scratch:
-        raise config_error(
-            f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
-            "Restore the file, or add --from-scratch to discard what is done.",
-        )
     before = None if wanted.from_scratch else found.fixed
     request = request_of(wanted.loaded.config, name, wanted.rows)
     if before:
@@ -79,6 +81,8 @@ def stage(found: OutputState, wanted: Wanted) -> OutputState:
             return found
     staging = layout.at_generation(0)
     now = _read_source(staging, request, wanted)
+    if found.stage is Stage.LOST and not wanted.from_scratch:
+        before = _restored(found, now, wanted)
     if before:
         _refuse_changed(layout, before, now.identity, wanted)
         if before.identity.fingerprint == now.identity.fingerprint:  # of the same generation
@@ -96,6 +100,46 @@ def stage(found: OutputState, wanted: Wanted) -> OutputState:
     staging.state.rename(layout.at_generation(generation).state)
     sync_folder(layout.home)
     return read(layout)
+
+
+def _restored(found: OutputState, now: Fixed, wanted: Wanted) -> Fixed | None:
+    """Return the lost record of the generation, if it is `now` but for its chunk size.
+
+    That is shown by the manifest of its final file, or by the digest in the name of a chunk file.
+    None if there is neither, and nothing that could be of something else. Raises Halt (78) if it
+    is not shown; OSError.
+    """
+    layout = found.layout
+    record = found.final_record
+    is_done = found.final_generation == layout.generation
+    if record and is_done and record.manifest["fingerprint"] == now.identity.fingerprint:
+        return replace(now, chunk_size=wanted.chunk_size(layout.name))
+    reuse = None
+    with contextlib.suppress(DamagedError):
+        reuse = read_reuse(layout)
+    texts = reuse.encoded if reuse else now.distinct
+    files = [*itertools.islice(chunk_files(layout), _MOST_TRIED)]
+    for chunk, path in files:
+        try:
+            with open(path, "rb") as file:
+                rows = read_shape(file).rows
+        except BadVectorsError:
+            continue
+        # The last chunk may have fewer texts than the others, which have all before it.
+        for size in (rows, (texts - rows) // max(1, chunk)):
+            fixed = replace(now, chunk_size=size)
+            plan, fingerprint = plan_and_fingerprint(reuse, fixed)
+            if ChunkFiles(layout, plan, fingerprint).is_whole(chunk, path):
+                return fixed
+    if files or is_done:
+        remove_folder(layout.at_generation(0).state)
+        raise config_error(
+            f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
+            "Restore the file, undo changes of the source and of the config, or add "
+            "--from-scratch to discard what is done.",
+            why="they were not made of the source and the config as they are now",
+        )
+    return None
 
 
 def _is_staged(found: OutputState, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:

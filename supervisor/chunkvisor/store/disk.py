@@ -162,7 +162,8 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
         return gone if error.errno == errno.ENOENT else None
     if error.errno in _IN_THE_WAY:
         return config_error(
-            f"{path} cannot be used: {error.strerror}",
+            # The second path is that which a rename met.
+            f"{error.filename2 or path} cannot be used: {error.strerror}",
             "Move it away, then run the same command again.",
         )
     if error.errno == errno.ENOENT and path.parts[1:2] == ("proc",):
