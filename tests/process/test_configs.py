@@ -1,10 +1,14 @@
 """The example configs, planned and run on small sources of the same shape."""
 
 import csv
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from chunkvisor.config.load import load
 from harness import ENCODERS, ROOT, Workplace, expected, path_with, write_lines
 
 TESTCASES = [
@@ -79,3 +83,27 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     ended = workplace.call("run", *given, code=78)
     assert f"a row cannot be encoded: {workplace.source}:3" in ended.stderr
     assert ended.stderr.count(", attempt ") == 1
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("bits", "lowest"), [(8, 0.99), (4, 0.9)])
+def test_the_example_of_quantized_loading(
+    workplace: Workplace, minilm_path: Path, bits: int, lowest: float
+) -> None:
+    """Both of its lines are right for a config; where bitsandbytes is installed, the vectors are
+    about as near to those of float32 as it says.
+    """
+    text = (ROOT / "examples/quantized/quantized.yaml").read_text()
+    (chosen,) = re.findall(rf"kwargs: (.*load_in_{bits}bit: true.*)", text)
+    rows = [f"Commit {row}: fix the {row % 7}th bug in module {row % 5}" for row in range(20)]
+    workplace.write_source(rows)
+    name = {"model__name": str(minilm_path)}
+    workplace.write_config("sentence-transformers", **name)
+    workplace.ends(0)
+    plain = workplace.vectors()
+    workplace.write_config("sentence-transformers", **name, model__kwargs=yaml.safe_load(chosen))
+    load(workplace.config_path)
+    pytest.importorskip("bitsandbytes")
+    workplace.ends(0, "--from-scratch", "--yes")
+    products = (plain * workplace.vectors()).sum(axis=1)
+    assert lowest < products.min() < 0.99999
