@@ -39,7 +39,7 @@ def ours(texts: list[str], model: Path, tokens: int) -> dict[str, float]:
     """Encode as a worker does, in its order; CPU seconds after a first batch."""
     from chunkvisor.config.model import EncodeConfig, resolve_limits
     from chunkvisor_worker.contract.files import AttemptFiles
-    from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
+    from chunkvisor_worker.contract.messages import ModelSpec
     from chunkvisor_worker.liveness import BeatWriter
     from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
@@ -52,9 +52,7 @@ def ours(texts: list[str], model: Path, tokens: int) -> dict[str, float]:
             batches += 1
 
         progress.on_batch = on_batch
-        encoder = SentenceTransformerEncoder(
-            ModelSpec("m", str(model), dtype="float16"), EncodeSpec(), "cuda"
-        )
+        encoder = SentenceTransformerEncoder(ModelSpec("m", str(model), dtype="float16"), "cuda")
         encoder.load(progress)
         limits = resolve_limits(EncodeConfig(batch_tokens=tokens or "auto"), "cuda", plugin=False)
         encoder.tokenize(texts[:64], progress)

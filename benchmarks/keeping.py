@@ -19,7 +19,7 @@ from corpus import ensure_model, read_texts
 
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import Limits, ModelSpec
 from chunkvisor_worker.job import VectorFile
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
@@ -66,7 +66,7 @@ def main() -> None:
     texts = read_texts(options.commits, options.texts, distinct=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        encoder = SentenceTransformerEncoder(ModelSpec(str(ensure_model())), EncodeSpec(), "cpu")
+        encoder = SentenceTransformerEncoder(ModelSpec(str(ensure_model())), "cpu")
         progress = BeatWriter(folder / "beat.json")
         encoder.load(progress)
         encoder.tokenize(texts, progress)

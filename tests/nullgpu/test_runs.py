@@ -161,7 +161,7 @@ import numpy as np
 from sentence_transformers.base.modules import Transformer
 from transformers import AttentionInterface, DataCollatorWithFlattening
 
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import Limits, ModelSpec
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
@@ -184,7 +184,7 @@ Transformer._can_flatten_inputs = can_flatten
 model = ModelSpec("m", sys.argv[1], kwargs={"attn_implementation": "end_to_end"})
 progress = BeatWriter(Path(sys.argv[2]))
 progress.on_batch = lambda indices: None
-encoder = SentenceTransformerEncoder(model, EncodeSpec(), "cuda")
+encoder = SentenceTransformerEncoder(model, "cuda")
 encoder.load(progress)
 encoder.tokenize([" ".join(["word1"] * count) for count in (1, 5, 2, 3)], progress)
 encoder.start(progress)

@@ -105,7 +105,8 @@ def test_counts_are_the_encoders(
         task_of(tmp_path, TEXTS, encode=encode),
         tmp_path / "out.npy",
     )
-    encoder = SentenceTransformerEncoder(spec, encode, "cpu")
+    encoder = SentenceTransformerEncoder(spec, "cpu")
+    encoder.encode_spec = encode
     encoder.load(BeatWriter(tmp_path / "beat.json"))
     encoder.tokenize(TEXTS, BeatWriter(tmp_path / "beat.json"))
     lengths = np.load(tmp_path / "out.npy")

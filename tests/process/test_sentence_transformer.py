@@ -71,7 +71,8 @@ def run(
 ) -> tuple[npt.NDArray[np.float32], SentenceTransformerEncoder]:
     """All vectors in the order of the texts, and the encoder that made them."""
     progress = progress or _Progress()
-    encoder = SentenceTransformerEncoder(model, encode, "cpu")
+    encoder = SentenceTransformerEncoder(model, "cpu")
+    encoder.encode_spec = encode
     encoder.load(progress)
     encoder.tokenize(texts, progress)
     encoder.start(progress)
@@ -184,7 +185,7 @@ def test_a_batch_of_one_text_leaves_no_mark_on_the_trial_of_padding(minilm: Mode
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     progress: Any = _Progress()
-    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cpu")
+    encoder = SentenceTransformerEncoder(minilm, "cpu")
     encoder.load(progress)
     encoder.tokenize(TEXTS, progress)
     encoder.start(progress)
@@ -215,7 +216,8 @@ def test_what_the_model_cannot_meet_is_refused(
     minilm: ModelSpec, model: dict[str, Any], encode: dict[str, Any], message: str
 ) -> None:
     """The error names the setting and what the model has; nothing is encoded."""
-    encoder = SentenceTransformerEncoder(replace(minilm, **model), EncodeSpec(**encode), "cpu")
+    encoder = SentenceTransformerEncoder(replace(minilm, **model), "cpu")
+    encoder.encode_spec = EncodeSpec(**encode)
 
     with pytest.raises(ValueError, match=message):
         encoder.load(_Progress())
@@ -234,7 +236,7 @@ def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.M
     for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
         monkeypatch.setattr(torch.cuda, name, forbidden)
     progress = _Progress()
-    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
+    encoder = SentenceTransformerEncoder(minilm, "cuda")
     encoder.load(progress)
     encoder.tokenize(["text"], progress)
     monkeypatch.undo()

@@ -42,8 +42,8 @@ def encoder_class(name: str) -> Any:
             return super().encode(texts, batch_size) * self.sign  # type: ignore[no-untyped-call] # as people write them
 
     class StandIn(PluginEncoder):
-        def __init__(self, model: Any, encode: Any, device: str) -> None:
-            super().__init__(replace(model, encoder="good:make"), encode, device, ())
+        def __init__(self, model: Any, device: str) -> None:
+            super().__init__(replace(model, encoder="good:make"), device, ())
 
         def load(self, progress: Any) -> None:
             hold(self._model, "load")

@@ -2,8 +2,8 @@
 
 An encoder's methods are called in the order load, tokenize, start, encode, facts, release. If
 there is a canary, `tokenize` and `encode` are called for it first, and then for the other texts. A
-template process calls `load` alone; each process forked from it sets what its output wants
-(`wanted`), and calls all of them.
+template process calls `load` alone, and each process forked from it calls all of them, with its own
+output's `encode_spec`.
 
 - `load` loads the weights to host memory, unless that is done; it does not use CUDA. `tokenize`
   takes the texts in.
@@ -38,7 +38,6 @@ from chunkvisor_worker.contract.exits import PARENT_PID, TESTING_FAULTS, WorkerE
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     BatchLine,
-    EncodeSpec,
     Facts,
     Limits,
     ModelSpec,
@@ -189,15 +188,13 @@ class VectorFile:
         return file
 
 
-def make_encoder(
-    model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
-) -> Encoder:
+def make_encoder(model: ModelSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
     """Make the encoder that the model names, importing no more than it needs."""
     if model.encoder != "sentence-transformers":
-        return PluginEncoder(model, encode, device, import_path)
+        return PluginEncoder(model, device, import_path)
     from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
-    return SentenceTransformerEncoder(model, encode, device)
+    return SentenceTransformerEncoder(model, device)
 
 
 def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
@@ -265,8 +262,8 @@ def _work(
 ) -> None:
     progress.update(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
-    encoder = encoder or make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
-    encoder.wanted = spec.encode
+    encoder = encoder or make_encoder(spec.model, spec.device, spec.import_path)
+    encoder.encode_spec = spec.encode
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
     data = files.texts.read_bytes()

@@ -26,11 +26,9 @@ class PluginError(Exception):
 class PluginEncoder:
     """Calls the user's encoder slice by slice, and checks what it returns (see `job`)."""
 
-    def __init__(
-        self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
-    ) -> None:
+    def __init__(self, model: ModelSpec, device: str, import_path: tuple[str, ...]) -> None:
         self._model = model
-        self.wanted = encode
+        self.encode_spec = EncodeSpec()
         self._device = device
         self._import_path = import_path
         self._factory: Callable[[ModelSpec, str], Any] | None = None
@@ -55,7 +53,7 @@ class PluginEncoder:
 
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
         """Take the texts in, with the prompt before each."""
-        prompt = self.wanted.prompt or ""
+        prompt = self.encode_spec.prompt or ""
         self._texts = [prompt + text for text in texts] if prompt else texts
         progress.tick()
 
@@ -114,7 +112,7 @@ class PluginEncoder:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
         with np.errstate(over="ignore"):  # the parent finds an infinity
             vectors: Vectors = returned.astype(np.float32, copy=False)
-        width = self.wanted.truncate_dim
+        width = self.encode_spec.truncate_dim
         if width:
             if width > vectors.shape[1]:
                 raise BadOutputError(
@@ -122,7 +120,7 @@ class PluginEncoder:
                     "dimensions"
                 )
             vectors = vectors[:, :width]
-        if self.wanted.normalize:
+        if self.encode_spec.normalize:
             # torch divides by at least this, too.
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
             vectors = (vectors / lengths).astype(np.float32)

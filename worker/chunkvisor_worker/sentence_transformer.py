@@ -146,9 +146,9 @@ class SentenceTransformerEncoder:
     estimated from bytes.
     """
 
-    def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
+    def __init__(self, model: ModelSpec, device: str) -> None:
         self._spec = model
-        self.wanted = encode
+        self.encode_spec = EncodeSpec()
         self._device = device
         self._model: Any = None
         self._prompt: str | None = None
@@ -176,7 +176,7 @@ class SentenceTransformerEncoder:
     @property
     def _task(self) -> dict[str, str]:
         """Return the library's argument `task`, if one is asked for."""
-        return {} if self.wanted.task is None else {"task": self.wanted.task}
+        return {} if self.encode_spec.task is None else {"task": self.encode_spec.task}
 
     def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
@@ -397,7 +397,7 @@ class SentenceTransformerEncoder:
                 if self._device == "cpu":
                     self._linear = cpu.choose_kernel(model, self._sample_vector)
         # The dimension that is asked for, or else the one that was saved with the model.
-        asked = self.wanted.truncate_dim
+        asked = self.encode_spec.truncate_dim
         self._model.truncate_dim = None  # so that the library says the full dimension
         full = self._model.get_embedding_dimension()
         if asked and full and asked > full:
@@ -407,7 +407,7 @@ class SentenceTransformerEncoder:
             )
         self._model.truncate_dim = asked or self._truncate_dim
         self._prompt = chosen_prompt(
-            self.wanted, self._model.prompts, self._model.default_prompt_name
+            self.encode_spec, self._model.prompts, self._model.default_prompt_name
         )
 
     def _sample_vector(self) -> Any:
@@ -427,7 +427,7 @@ class SentenceTransformerEncoder:
     def _tokenize(self, progress: BeatWriter) -> None:
         self._rows = self._cut = None
         # `encode.kwargs` are for the model's own `encode`.
-        if not is_plain_text_model(self._model) or self.wanted.kwargs:
+        if not is_plain_text_model(self._model) or self.encode_spec.kwargs:
             sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
             limit = max_length(self._model) or max(sizes, default=0)
             self._lengths = np.array(
@@ -491,8 +491,8 @@ class SentenceTransformerEncoder:
                 batch_size=len(indices),
                 show_progress_bar=False,
                 convert_to_tensor=True,
-                normalize_embeddings=self.wanted.normalize,
-                **{**self._task, **self.wanted.kwargs},
+                normalize_embeddings=self.encode_spec.normalize,
+                **{**self._task, **self.encode_spec.kwargs},
             )
             return self._pinned.begin_copy(tensor.float())
         import torch
@@ -514,6 +514,6 @@ class SentenceTransformerEncoder:
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._model.truncate_dim:
                 vectors = vectors[..., : self._model.truncate_dim]
-            if self.wanted.normalize:
+            if self.encode_spec.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return self._pinned.begin_copy(vectors.float())

@@ -23,7 +23,6 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
-    EncodeSpec,
     Phase,
     TemplateNews,
     TemplateOrder,
@@ -204,7 +203,7 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         return None, f"{files.spec} is missing or is not a spec"
     try:
         progress.phase(Phase.IMPORT)
-        encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
+        encoder = make_encoder(spec.model, spec.device, spec.import_path)
         # On the CPU a fresh worker is shown no GPU either.
         with contextlib.nullcontext() if spec.device == "cpu" else ShownGpu():
             encoder.load(progress)

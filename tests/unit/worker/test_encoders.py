@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import Limits, ModelSpec
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.plugin import PluginEncoder, PluginError
 from late import needs
@@ -22,7 +22,7 @@ def vectors(monkeypatch: pytest.MonkeyPatch, folder: Path, returned: Any) -> np.
     module.encode = lambda texts, _: np.repeat(returned, len(texts), axis=0)
     module.make = lambda model, device: module
     monkeypatch.setitem(sys.modules, "returning", module)
-    encoder = PluginEncoder(ModelSpec("any", encoder="returning:make"), EncodeSpec(), "cpu", ())
+    encoder = PluginEncoder(ModelSpec("any", encoder="returning:make"), "cpu", ())
     progress = BeatWriter(folder / "beat.json")
     encoder.load(progress)
     encoder.tokenize(["text"] * 9, progress)
