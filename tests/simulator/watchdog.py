@@ -102,7 +102,7 @@ class Watchdog:
         state = output.state
         if any(state[text] != MISSING for text in task.texts):
             raise Broken("nothing is computed twice", f"{task} is known already")
-        first, last = output.bounds(task.chunk)
+        first, last = output.ledger.plan.bounds(task.chunk)
         if not first <= task.texts[0] <= task.texts[-1] < last:
             raise Broken("tasks lie in their chunk", f"{task}")
         for other in run.processes.values():

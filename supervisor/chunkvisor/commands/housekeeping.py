@@ -20,7 +20,7 @@ from chunkvisor.outputs.publish import (
 )
 from chunkvisor.outputs.state import is_manifest, read
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
+from chunkvisor.store.artifact import BadVectorsError, bad_rows, inspect
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.layout import Layout, OutputLayout, hold_lock, is_workdir, require_workdir
 from chunkvisor.store.records import DamagedError, read_sealed
@@ -129,13 +129,13 @@ def _chunk_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     for number, path in chunk_files(layout):
         problem = None
         try:
-            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), inspect(path).digest)
+            digest = inspect(path).digest
         except (BadVectorsError, OSError) as error:
             problem = _unreadable(error)
         else:
             if number >= ledger.plan.count:
                 problem = "does not belong to any chunk"
-            elif not path.stem.endswith(key):
+            elif not ledger.files.is_name_of(number, path, digest):
                 problem = "does not have the digest in its name: it was changed or damaged"
         yield FileCheck(path, problem)
 

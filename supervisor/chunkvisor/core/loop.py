@@ -178,12 +178,11 @@ class Loop:
 
     def _answer_calls(self) -> None:
         """Open gates of devices that were freed; called before anything that takes long."""
-        now_s = self._clock()
         for attempt in self._running.values():
-            self._answer_call(attempt, now_s)
+            self._answer_call(attempt)
 
-    def _answer_call(self, attempt: RunningAttempt, now_s: float) -> None:
-        attempt.listen(now_s)
+    def _answer_call(self, attempt: RunningAttempt) -> None:
+        attempt.listen(self._clock())
         freed = attempt.freed_s is not None
         if attempt.at_gate or freed:
             self._execute(self._scheduler.worker_called(attempt.number, freed=freed))
@@ -204,7 +203,7 @@ class Loop:
         if returncode is not None:
             self._conclude(attempt, returncode, now_s)
             return
-        self._answer_call(attempt, now_s)
+        self._answer_call(attempt)
         attempt.poll(now_s, self._recovery)
         if attempt.stuck(now_s):
             output, chunk, _ = attempt.names

@@ -17,7 +17,6 @@ from chunkvisor.events.event import Event
 from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import AttemptFolder, find_log, write_attempt
-from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
@@ -91,10 +90,6 @@ class OutputRun:
     def is_blank(self, text: int) -> bool:
         """Say whether the text has nothing but white space."""
         return not self.table.texts(text, text + 1)[0].strip()
-
-    def bounds(self, chunk: int) -> tuple[int, int]:
-        """Give the first text of the chunk, and one past its last."""
-        return self.ledger.plan.bounds(chunk)
 
     def next_pending(self, start: int) -> int | None:
         """Find the first chunk from `start` on that has a text without vector or verdict."""
@@ -263,10 +258,6 @@ class OutputRun:
     def gone(self, error: OSError) -> Halt | None:
         """Return the end of the run if the error comes from a workdir that is gone."""
         return workdir_gone(Layout(self.workdir)) if error.errno == errno.ENOENT else None
-
-    def last_bad(self) -> BadText | None:
-        """Return the last text in quarantine."""
-        return next(reversed(self.ledger.bad_texts()), None)
 
 
 def _quick(texts: Sequence[int]) -> Container[int]:

@@ -102,7 +102,8 @@ class Reports:
         verdict = ending.verdict
         output = self._outputs[task.output if task else 0]
         if ending.why is StopReason.ALL_BAD:
-            return messages.all_texts_bad(output.name, output.last_bad())
+            last = next(reversed(output.ledger.bad_texts()), None)
+            return messages.all_texts_bad(output.name, last)
         assert verdict, ending
         if ending.why is StopReason.BAD_ROWS and task:
             count = len(task.texts) + sum(each.bad_count for each in self._outputs)

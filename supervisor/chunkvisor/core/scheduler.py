@@ -111,7 +111,7 @@ class TaskQueue:
             if chunk is not None:
                 self._next[number] = chunk + 1
                 missing = self._outputs[number].pending_texts(chunk)
-                whole = range(*self._outputs[number].bounds(chunk))
+                whole = range(*self._outputs[number].ledger.plan.bounds(chunk))
                 # A range takes less memory than a tuple of all texts of a chunk.
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None

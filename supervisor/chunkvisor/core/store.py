@@ -75,8 +75,7 @@ class ResultStore:
         output.model.check_unchanged()
         ledger = output.ledger
         spec = folder.spec
-        start, stop = output.bounds(task.chunk)
-        whole = not salvaged and len(task.texts) == stop - start
+        whole = not salvaged and len(task.texts) == ledger.plan.size(task.chunk)
         result = None
         try:
             if salvaged:

@@ -36,7 +36,6 @@ from chunkvisor.store.artifact import (
     Vectors,
     bad_rows,
     blocks,
-    chunk_key,
     pick_rows,
     read_shape,
 )
@@ -150,8 +149,7 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
                 for block in blocks(file, shape):
                     digest.update(block.data.cast("B"))
                     yield block
-            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(chunk), digest.hexdigest())
-            if not path.name.endswith(f"-{key}.npy"):
+            if not ledger.files.is_name_of(chunk, path, digest.hexdigest()):
                 raise BadVectorsError("its content does not have the digest in its name")
         except (BadVectorsError, FileNotFoundError) as error:
             raise ChunkDamagedError(chunk, str(error)) from None

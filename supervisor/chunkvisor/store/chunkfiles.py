@@ -14,12 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.artifact import (
     HEADER_BYTES,
     BadVectorsError,
+    Vectors,
     chunk_key,
     inspect,
     npy_header,
@@ -124,10 +124,14 @@ class ChunkFiles:
     def is_whole(self, chunk: int, path: Path) -> bool:
         """Say whether the content of the chunk's file matches the digest in its name."""
         try:
-            key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), inspect(path).digest)
+            return self.is_name_of(chunk, path, inspect(path).digest)
         except (BadVectorsError, OSError):
             return False
-        return path.name.endswith(f"-{key}.npy")
+
+    def is_name_of(self, chunk: int, path: Path, digest: str) -> bool:
+        """Say whether the file has the name that the chunk gets with this xxh3-128 digest, hex."""
+        key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), digest)
+        return path.name == self.layout.chunk(chunk, key).name
 
     def publish(self, chunk: int, vectors: Path, digest: str) -> None:
         """Commit the file as the chunk's by one rename; its name has the digest of its content."""
@@ -181,8 +185,7 @@ class ChunkFiles:
         found = pick_rows(vectors, "<f4", shape.offset_bytes, shape.dimension, numbers - first)
         rows = self._rows(chunk, shape.dimension)
         rows[numbers - start] = found
-        self._make_parts_folder(chunk)
-        write_blocks(self._vectors(chunk), [npy_header(*rows.shape), rows.tobytes()])
+        self._write_rows(chunk, rows)
         return xxhash.xxh3_128_hexdigest(found.data)
 
     def damaged(self, chunk: int, parts: Sequence[Part], dimension: int) -> list[Part]:
@@ -208,8 +211,7 @@ class ChunkFiles:
         # The file may still have the vector of a text whose part was damaged and forgotten.
         if not path.exists() or not np.isnan(rows[without]).all():
             rows[without] = np.nan
-            self._make_parts_folder(chunk)
-            write_blocks(path, [npy_header(*rows.shape), rows.tobytes()])
+            self._write_rows(chunk, rows)
         return path, inspect(path).digest
 
     def remove_parts(self, chunk: int, *, keep_index: bool) -> None:
@@ -230,9 +232,12 @@ class ChunkFiles:
         make_folder(folder.parent)
         make_folder(folder)
 
-    def _rows(self, chunk: int, dimension: int) -> npt.NDArray[np.float32]:
-        start, stop = self.plan.bounds(chunk)
-        count = stop - start
+    def _write_rows(self, chunk: int, rows: Vectors) -> None:
+        self._make_parts_folder(chunk)
+        write_blocks(self._vectors(chunk), [npy_header(*rows.shape), rows.tobytes()])
+
+    def _rows(self, chunk: int, dimension: int) -> Vectors:
+        count = self.plan.size(chunk)
         try:
             return pick_rows(self._vectors(chunk), "<f4", HEADER_BYTES, dimension, np.arange(count))
         except (FileNotFoundError, ValueError):  # there is no file, or it is too short
