@@ -5,13 +5,20 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from chunkvisor.child import OnWait
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.outputs.forms import Form, Stored, VectorType, clear_partial, form_of
+from chunkvisor.outputs.forms import (
+    BadRow,
+    Form,
+    Manifest,
+    Stored,
+    VectorType,
+    clear_partial,
+    form_of,
+)
 from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_final
 from chunkvisor.outputs.publish import (
     all_quarantined,
@@ -47,8 +54,8 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
 
 
 def combine(
-    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_wait: OnWait
-) -> tuple[dict[str, Any], bool]:
+    layout: OutputLayout, members: Mapping[str, Manifest], on_wait: OnWait
+) -> tuple[Manifest, bool]:
     """Put final files side by side in one array, of the dtype of the first.
 
     Row i has row i of each: members of shapes (rows, 384) and (rows, 768) give (rows, 1152).
@@ -121,11 +128,11 @@ def combine(
 
 
 def _quarantined_in_any(
-    outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+    outputs: Mapping[str, OutputLayout], members: Mapping[str, Manifest]
+) -> Iterator[BadRow]:
     """Give the rows without a vector in one or several of the outputs, with all reasons."""
 
-    def with_name(name: str) -> Iterator[dict[str, Any]]:
+    def with_name(name: str) -> Iterator[BadRow]:
         for each in all_quarantined(outputs[name], members[name]):
             yield each | {"reason": f"{name}: {each['reason']}"}
 

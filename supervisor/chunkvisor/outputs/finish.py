@@ -9,7 +9,7 @@ import numpy as np
 
 from chunkvisor.child import OnWait
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.outputs.forms import Form
+from chunkvisor.outputs.forms import BadRow, Form
 from chunkvisor.outputs.join import JoinInputs, assemble
 from chunkvisor.outputs.publish import (
     complete_publication,
@@ -113,7 +113,7 @@ def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
 
-def quarantined(inputs: JoinInputs, on_wait: OnWait) -> Iterator[dict[str, Any]]:
+def quarantined(inputs: JoinInputs, on_wait: OnWait) -> Iterator[BadRow]:
     """Give all rows without a vector, in order, as a manifest lists them."""
     table = inputs.table
     bad = inputs.bad_texts()

@@ -27,6 +27,10 @@ from chunkvisor_worker.contract.frozen import frozen
 
 Stored = npt.NDArray[Any]
 """Rows as a final file has them, of shape (rows, dimension)."""
+Manifest = dict[str, Any]
+"""What `<output>.json` says of a final file, such as {"rows": 1000, "dimension": 384, …}."""
+BadRow = dict[str, Any]
+"""A row without a vector, as a manifest lists it: its `row`, `outcome`, `reason` and `place`."""
 
 
 class VectorType(NamedTuple):
@@ -308,7 +312,7 @@ def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
     return Form(output.format, output.dtype, carried)
 
 
-def form_of(manifest: dict[str, Any]) -> Form:
+def form_of(manifest: Manifest) -> Form:
     """Return the form of the file that the manifest describes."""
     carried = digest_in(manifest["carried"]) if "carried" in manifest else None
     return Form(
@@ -318,7 +322,7 @@ def form_of(manifest: dict[str, Any]) -> Form:
     )
 
 
-def file_of(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
+def file_of(layout: OutputLayout, manifest: Manifest) -> Path:
     """Return the final file that the manifest describes."""
     return layout.file(form_of(manifest).format)
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -23,6 +22,7 @@ from chunkvisor.outputs.forms import (
     Carried,
     Form,
     HashedFile,
+    Manifest,
     Stored,
     VectorType,
     clear_partial,
@@ -179,7 +179,7 @@ def next_texts(
     return found
 
 
-def final_rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
+def final_rows(layout: OutputLayout, manifest: Manifest) -> Iterator[Stored]:
     """Give all rows of the final file that a manifest describes, in blocks.
 
     Raises BadVectorsError, OSError.

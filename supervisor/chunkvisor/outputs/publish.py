@@ -10,7 +10,6 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,9 @@ from chunkvisor.events.event import Emit, Note
 from chunkvisor.outputs.forms import (
     FORM_KEYS,
     OTHER_DIGEST,
+    BadRow,
     Form,
+    Manifest,
     clear_partial,
     digest_in,
     file_of,
@@ -66,7 +67,7 @@ MOST_LISTED = 10_000
 class _Announced:
     """The record of a publication that has begun, on the disk until that is complete."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     ours: tuple[str, ...]
     """Names of the final files that it replaces; any other file in the way is set aside."""
 
@@ -74,7 +75,7 @@ class _Announced:
 # --- ENCODING or COMPLETE ──► PUBLISHING ──► COMPLETE
 
 
-def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
+def publish(layout: OutputLayout, manifest: Manifest) -> None:
     """Give the finished partial file its final name, then write its records. Raises OSError.
 
     First the announcement is written. If the run is killed before that, the next one joins again;
@@ -136,7 +137,7 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     layout.publishing.unlink(missing_ok=True)
 
 
-def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
+def _write_records(layout: OutputLayout, manifest: Manifest) -> None:
     """Write the manifest, and the record that makes the output COMPLETE."""
     if layout.manifest.is_symlink() or not layout.manifest.is_file():
         set_aside(layout.manifest)
@@ -149,7 +150,7 @@ def _write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 
 def ensure_form(
-    found: OutputState, form: Form, more: dict[str, Any], emit: Emit, on_wait: OnWait
+    found: OutputState, form: Form, more: Manifest, emit: Emit, on_wait: OnWait
 ) -> OutputState:
     """Bring a COMPLETE output into that form, with its side files and `more` in its manifest.
 
@@ -256,9 +257,9 @@ def remove_leftovers(layout: OutputLayout, *, keep_chunks: bool) -> None:
 # --- side files: the rows table, and the lists of rows
 
 
-def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, Any]:
+def describe_file(layout: OutputLayout, form: Form, digest: str) -> Manifest:
     """Return the manifest's `format`, `dtype`, `digest`, and `carried` if columns are carried."""
-    fields: dict[str, Any] = {
+    fields: Manifest = {
         "format": str(form.format),
         "dtype": str(form.dtype),
         "digest": f"sha256:{digest}",
@@ -269,7 +270,7 @@ def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, An
     return fields
 
 
-def _side_files(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
+def _side_files(layout: OutputLayout, manifest: Manifest) -> dict[Path, str]:
     """Return the path and the sha256, hex, of each side file that the manifest names."""
     records = {
         layout.rows_table: manifest.get("carried"),
@@ -281,18 +282,14 @@ def _side_files(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, st
     }
 
 
-def check_side_files(
-    layout: OutputLayout, manifest: dict[str, Any]
-) -> Iterator[tuple[Path, str | None]]:
+def check_side_files(layout: OutputLayout, manifest: Manifest) -> Iterator[tuple[Path, str | None]]:
     """Give (path, what is wrong with it or None) of each side file. Raises OSError."""
     for path, digest in _side_files(layout, manifest).items():
         other = OTHER_DIGEST if path.exists() else "is missing"
         yield path, None if has_digest(path, digest) else other
 
 
-def write_side_files(
-    layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()
-) -> None:
+def write_side_files(layout: OutputLayout, manifest: Manifest, but: Container[Path] = ()) -> None:
     """Write the side files that are missing or not what the manifest says, except those in `but`.
 
     A file that is in the way is set aside. Raises OSError.
@@ -311,13 +308,13 @@ def write_side_files(
 # --- rows without a vector
 
 
-def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def list_quarantined(layout: OutputLayout, rows: Iterator[BadRow]) -> Manifest:
     """Write the list of all these rows into the state; return the manifest's fields about them.
 
     Raises OSError.
     """
     first = list(itertools.islice(rows, MOST_LISTED))
-    fields: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
+    fields: Manifest = {"quarantined": first, "quarantined_rows": 0}
     if not first:
         layout.quarantined_kept.unlink(missing_ok=True)
         return fields
@@ -332,7 +329,7 @@ def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> di
     return fields | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
 
 
-def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def all_quarantined(layout: OutputLayout, manifest: Manifest) -> Iterator[BadRow]:
     """Give all rows without a vector, in order, from the manifest or from the list if it is longer.
 
     Raises DamagedError, OSError.
@@ -348,7 +345,7 @@ def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[
     raise DamagedError(str(layout.quarantined))
 
 
-def rows_without_vector(layout: OutputLayout, manifest: dict[str, Any]) -> Numbers:
+def rows_without_vector(layout: OutputLayout, manifest: Manifest) -> Numbers:
     """Return the numbers of these rows, rising; raises as `all_quarantined`."""
     found = all_quarantined(layout, manifest)
     return np.fromiter((each["row"] for each in found), dtype=np.int64)

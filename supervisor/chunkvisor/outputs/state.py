@@ -15,9 +15,8 @@ import re
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from chunkvisor.outputs.forms import digest_in, file_of
+from chunkvisor.outputs.forms import Manifest, digest_in, file_of
 from chunkvisor.store.identity import Fixed, read_fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, Stamp, has_digest, read_if_whole, read_sealed
@@ -33,7 +32,7 @@ Stage = StrEnum(
 class FinalRecord:
     """What is recorded of the final file in place, which may be of an earlier generation."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     stamp: Stamp | None
     """None: the record was lost, and this one is made from the manifest next to the file."""
     reopened: bool = False
@@ -62,7 +61,7 @@ class OutputState:
     final_record: FinalRecord | None = None
 
     @property
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Manifest | None:
         """Of a COMPLETE output; None in any other stage."""
         if self.stage is Stage.COMPLETE and self.final_record:
             return self.final_record.manifest
@@ -122,7 +121,7 @@ def final_record_of(layout: OutputLayout) -> FinalRecord | None:
     return FinalRecord(manifest, None) if manifest else found
 
 
-def manifest_of(layout: OutputLayout) -> dict[str, Any] | None:
+def manifest_of(layout: OutputLayout) -> Manifest | None:
     """Return the manifest next to the final file; None if it is lost."""
     try:
         return read_sealed(layout.manifest)

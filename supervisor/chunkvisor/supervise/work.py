@@ -3,7 +3,6 @@
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from chunkvisor.config.model import Config, encode_spec
 from chunkvisor.core.loop import Loop
@@ -18,6 +17,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Note, Warned, WorkPlanned
 from chunkvisor.messages import chunks_given_up, finished_with_bad_rows
 from chunkvisor.outputs.combine import combine
+from chunkvisor.outputs.forms import Manifest
 from chunkvisor.outputs.state import final_record_of, read
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import LessonFile
@@ -78,7 +78,7 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
 
     Raises Halt: 3 if some rows have no vector, 75 if a file is missing; OSError.
     """
-    finished = dict[str, dict[str, Any]]()
+    finished = dict[str, Manifest]()
     for name in config.outputs:
         found = read(run.layout.output(name))
         finished[name] = _there(found.manifest, found.layout)
@@ -98,7 +98,7 @@ def _complete(config: Config, run: Run, resources: RunResources) -> None:
         raise finished_with_bad_rows(run.layout, quarantined)
 
 
-def _there(manifest: dict[str, Any] | None, layout: OutputLayout) -> dict[str, Any]:
+def _there(manifest: Manifest | None, layout: OutputLayout) -> Manifest:
     """Return the manifest of an output or a combination.
 
     Raises Halt (75) if it is None: its files are missing, or not those that were made.
