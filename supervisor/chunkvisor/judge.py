@@ -292,12 +292,12 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
             remedy="Give it more memory, or smaller batches and chunks.",
             row_can_cause=True,
         )
-    free_bytes = evidence.disk_free_bytes
-    if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
+    known = _known(evidence)
+    is_full = evidence.disk_free_bytes is not None and not known.has_space
+    if code == -signal.SIGBUS and is_full:
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # What ended it may still be in its log.
-    known = _known(evidence)
     diagnosis = diagnose_log(evidence.log_tail, code, base.phase, known)
     if diagnosis:
         return _diagnosed(base, diagnosis)

@@ -85,8 +85,8 @@ class Reports:
         self, ending: Ending, attempt: RunningAttempt | None, *, dropped: bool = False
     ) -> Halt:
         """Put the end of the run, or of a device that is `dropped`, into words."""
-        halt = self._put_into_words(ending, dropped=dropped)
         output = self._outputs[ending.task.output if ending.task else 0]
+        halt = self._put_into_words(ending, output, dropped=dropped)
         facts = output.ledger.facts
         if attempt:
             halt.log = attempt.folder.find_log()
@@ -97,10 +97,9 @@ class Reports:
             messages.name_dtype(halt, output.job.model.name, facts.dtype, better)
         return halt
 
-    def _put_into_words(self, ending: Ending, *, dropped: bool) -> Halt:
+    def _put_into_words(self, ending: Ending, output: OutputRun, *, dropped: bool) -> Halt:
         task = ending.task
         verdict = ending.verdict
-        output = self._outputs[task.output if task else 0]
         if ending.why is StopReason.ALL_BAD:
             last = next(reversed(output.ledger.bad_texts()), None)
             return messages.all_texts_bad(output.name, last)

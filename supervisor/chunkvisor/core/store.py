@@ -48,9 +48,7 @@ class ResultStore:
         self._signals = run.signals
         self._clock = run.clock
         self._wait_timeout_s = wait_timeout_s
-        self.first_gate_opened_s: float | None = (
-            None  # when the first gate opened: rates count from then
-        )
+        self.first_gate_opened_s: float | None = None  # rates count from then on
         self._warned = set[str]()  # warnings that were reported: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="join")
