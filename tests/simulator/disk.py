@@ -42,10 +42,10 @@ class MemoryFiles(ChunkFiles):
         self.indexes: dict[int, Index] = {}
         self.rows: dict[int, Vectors] = {}  # of chunks that are taken apart
         self.state = bytearray(plan.distinct)
-        """What each text has, by the files alone."""
+        """For each text MISSING, VECTOR or BAD, as the files say."""
 
     def _settle(self, chunk: int) -> None:
-        """Work out what the chunk's texts have."""
+        """Update `state` for the texts of a chunk."""
         index = self.indexes.get(chunk)
         start, stop = self.plan.bounds(chunk)
         self.state[start:stop] = bytes(stop - start)
@@ -137,7 +137,7 @@ class MemoryFiles(ChunkFiles):
 
 
 class _Table:
-    """In the place of the staged texts: each is as long as its tokens say."""
+    """In the place of the staged texts: a text is as many characters long as it has tokens."""
 
     rows = 1
     distinct = 1
@@ -179,7 +179,7 @@ class Output(OutputRun):
     join: Callable[[Callable[[], None]], dict[str, Any]]
 
     def __init__(self, files: MemoryFiles, limits: Limits, lengths: Sequence[int]) -> None:
-        """As a run that begins opens it, with what the files have."""
+        """Open an output as a run does when it begins, with what the files have."""
         ledger = Ledger(files.layout, files.plan, files.fingerprint, files)
         ledger.load()
         if not files.taken:
@@ -219,7 +219,7 @@ class Output(OutputRun):
 
 
 class Disk:
-    """What outlives the parent: the files of all outputs, the final files, and the lessons."""
+    """All that outlives the parent: files of outputs, final files, lessons about memory."""
 
     def __init__(self, plans: Sequence[Plan], on_write: Callable[[], None]) -> None:
         self.on_write = on_write
@@ -227,7 +227,7 @@ class Disk:
         self.files = [
             MemoryFiles(f"out{number}", plan, on_write) for number, plan in enumerate(plans)
         ]
-        self.outputs: list[Output] = []  # as the run of the moment has them
+        self.outputs: list[Output] = []  # those of the current run
         self.published = set[int]()
         self.lessons: dict[str, BatchLimit] = {}
         self._synced: dict[str, BatchLimit] = {}
@@ -241,7 +241,7 @@ class Disk:
         self.lessons[kind] = BatchLimit(rows, tokens)
 
     def die(self, chance: random.Random) -> None:
-        """Lose, one time of two, what was written since the death before: it was not synced."""
+        """Lose, every other time, the lessons since the last death: they were not synced."""
         if chance.random() < 0.5:
             self.lessons = dict(self._synced)
         self._synced = dict(self.lessons)
@@ -257,7 +257,7 @@ class Disk:
 
     @property
     def progress(self) -> int:
-        """A number that grows with whatever is done."""
+        """Count what is done; the number grows with any progress."""
         done = sum(len(files.state) - files.state.count(MISSING) for files in self.files)
         return done + len(self.published) + self.shared_is_planned
 

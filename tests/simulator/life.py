@@ -1,4 +1,4 @@
-"""A life: the real loop on a virtual clock, and a world that does to it what its seed says.
+"""A life: runs of the real loop on a virtual clock, in a world that was drawn from a seed.
 
 The parent may die between any two instructions; it then begins again with what the modelled disk
 has kept.
@@ -49,33 +49,34 @@ from .verdicts import Failure, evidence
 from .watchdog import Broken, Watchdog
 from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
-RESTART_S = 60.0  # until a run is begun again
-# in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
+RESTART_S = 60.0  # from the end of a run to the next
+# After this many turns without an event a run hangs: a turn lasts up to 16 s, the longest wait a
+# minute.
 IDLE_TURNS = 500
-MOST_TURNS = 20_000  # of a run; the longest that ends takes some thousands
-MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
+MOST_TURNS = 20_000  # of a run; the longest that end take some thousands
+MISHAPS = 40  # of a life, at most: while mishaps go on, no life has to end
 
 
 @dataclass(slots=True, eq=False)
 class Process(Worker):
-    """A worker with a fate."""
+    """A worker; when it is given its device, it is settled what becomes of it."""
 
     run: Any = None
     device: Any = None
     ending: bool = False  # it was told to end
-    asked: bool = False  # it was asked to leave
+    asked: bool = False  # it was asked to stop after its batch
     clings: bool = False  # nothing but SIGKILL ends it
-    told_ready: bool = False  # the loop has seen it at the gate
-    plan: int = 0  # rises when what was to happen to it does not
+    told_ready: bool = False  # the loop has seen that it is ready
+    plan: int = 0  # raised to call off the events that wait for it
     go_step: int = 0
-    alone: bool = True  # whether nobody else held memory of its device when it got its `go`
-    batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
+    alone: bool = True  # whether no other process held memory of the device at its `go`
+    batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch in progress
     rows_done: int = 0
     batches: list[list[int]] = field(default_factory=list)
-    """Texts of each batch up to the last that begins."""
+    """Texts of each batch that will begin."""
     batch_ends_s: list[float] = field(default_factory=list)
-    """When each of those is done that gets done."""
-    fate: Evidence | None = None  # what it leaves if nobody ends it before
+    """When each batch that will end ends."""
+    fate: Evidence | None = None  # what it leaves unless it is ended before
 
     def beat(self) -> Beat | None:
         self.told_ready = self.told_ready or self.phase is Phase.READY
@@ -97,21 +98,21 @@ class Process(Worker):
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """A device under the number of this run."""
+    """A device, under the number that it has in this run."""
 
     number: int
     gpu: Gpu
     uuid: str
     left: bool = False
     paused_until_s: float = 0.0
-    health: Health = Health.GOOD  # as seen last
+    health: Health = Health.GOOD  # at the last look
     processes: list[Process] = field(default_factory=list)
-    started_turn: int = 0  # the turn in which a worker was to be started there last
+    started_turn: int = 0  # the last turn in which a worker was to be started on it
 
 
 @dataclass(slots=True, eq=False)
 class Join:
-    """An output that is being joined."""
+    """An output that is joined in the background."""
 
     name: str
     join: Callable[..., Any]
@@ -120,11 +121,11 @@ class Join:
 
 
 class _Died(Exception):
-    """The parent died."""
+    """The parent dies here."""
 
 
 class _Loop(Loop):
-    """The real one, and somebody who looks on."""
+    """The real loop; `watched` sees each instruction before it is carried out."""
 
     watched: "_Run"
 
@@ -142,7 +143,7 @@ class _Loop(Loop):
 
 
 class Life:
-    """A job from its first run to its last."""
+    """A job from its first run to its last, with all that happens meanwhile."""
 
     def __init__(self, world: World, seed: int, *, trace: bool = False) -> None:
         # Planning the second output numbers its texts anew.
@@ -155,7 +156,7 @@ class Life:
         plans = [Plan(len(lengths), world.chunk_size) for lengths in world.lengths]
         self.disk = Disk(plans, self.on_write)
         self.run: _Run | None = None
-        self.left_behind: list[Process] = []  # attempts that the run before has not judged
+        self.left_behind: list[Process] = []  # attempts that the last run did not judge
         self.watchdog = Watchdog(world, self.disk)
         self.deaths = sorted(world.deaths, reverse=True)
         self.stops = sorted(world.stops, reverse=True)
@@ -166,10 +167,10 @@ class Life:
         texts = sum(map(len, world.lengths))
         bad = sum(map(len, world.poison))
         self.attempts_max = 200 + 4 * texts + 20 * bad
-        """A retry that nothing counts goes on for ever without being noticed otherwise."""
+        """More than this means that something is tried again without being counted."""
 
     def live(self) -> "Life":
-        """To the end. Raises Broken where an invariant does not hold."""
+        """Play run after run until the job has ended. Raises Broken if an invariant does not hold."""
         barren = 0
         while True:
             progress = self.disk.progress
@@ -199,7 +200,7 @@ class Life:
                 raise Broken("ends", f"after 100 runs there is no end: {Counter(self.codes)}")
 
     def run_once(self) -> ExitCode:
-        """One run: to its exit code, or to the death of the parent (TERMINATED)."""
+        """Play one run; return its exit code, or TERMINATED if the parent died."""
         self.run = None
         try:
             self.run = _Run(self)
@@ -228,7 +229,7 @@ class Life:
         world.poison[1] = {number: poison[text] for number, text in bad}
 
     def leave(self, *, adopt: bool) -> None:
-        """The workers are gone; what some had finished, the next run finds in their folders."""
+        """End all workers; keep what some had finished for the next run to find."""
         run = self.run
         self.left_behind = []
         if run is None or not adopt:
@@ -241,25 +242,25 @@ class Life:
                 self.left_behind.append(process)
 
     def on_write(self) -> None:
-        """Something is about to be written: the disk may be full, and the parent may die."""
+        """Called before each write: raise if the disk is full, or if the parent dies here."""
         if self.run is not None and within(self.world.disk_full, self.now_s):
             raise full()
         self.maybe_die()
 
     def maybe_die(self) -> None:
-        """Here the parent may."""
+        """Raise _Died if it is the turn of a death."""
         self.instructions += 1
         if self.deaths and self.instructions >= self.deaths[-1]:
             self.deaths.pop()
             raise _Died
 
     def note(self, line: str) -> None:
-        """Keep the line for whoever reads the history."""
+        """Add a line to the history, if one is kept."""
         if self.history is not None:
             self.history.append(f"{self.now_s:9.2f}  {line}")
 
     def mishap(self, name: str) -> bool:
-        """Whether this one happens now."""
+        """Draw whether this mishap happens now."""
         if (
             not self.mishaps
             or self.now_s > MISHAPS_S
@@ -271,7 +272,7 @@ class Life:
 
 
 class _Run:
-    """One run of the parent: its engine, its signals, and the thread of its joins."""
+    """One run: the real loop, and in the place of threads its engine, signals and joins."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.world, self.chance = life, life.world, life.chance
@@ -287,9 +288,9 @@ class _Run:
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
         self.over = False
-        # the turn in which a part turned out damaged last: its texts are due from the next on
+        # The last turn in which a part was damaged: its texts are due from the next turn on.
         self.damaged_turn = 0
-        self.over_s = NEVER  # when all has to be over
+        self.over_s = NEVER  # when all workers have to have ended
         self.paused_until_s = 0.0
         self.without_s: float | None = None
         self.start: StartWorker | None = None
@@ -314,11 +315,11 @@ class _Run:
 
     @property
     def draining(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run was told to end."""
         return self.signals.draining
 
     def play(self) -> ExitCode:
-        """To its end."""
+        """Play the run to its end; return its exit code."""
         self.life.note("--- a run begins")
         given_up = self.loop.run()
         if self.draining:
@@ -339,7 +340,7 @@ class _Run:
     # --- time
 
     def sleep(self) -> None:
-        """A turn has passed."""
+        """End a turn of the loop: check it, and move the clock to the next event."""
         life = self.life
         self.turns += 1
         if not self.over:
@@ -372,7 +373,7 @@ class _Run:
                 signals.until_s = self.over_s
 
     def attend_engine(self) -> None:
-        """All that has happened since the last turn."""
+        """Carry out the events whose time has come."""
         life, events = self.life, self.events
         self.busy = False
         while events and events[0][0] <= life.now_s:
@@ -397,7 +398,7 @@ class _Run:
     # --- instructions
 
     def before(self, instruction: Instruction) -> None:
-        """One is about to be executed."""
+        """Check an instruction that is about to be carried out, and note what follows."""
         life, watchdog = self.life, self.watchdog
         life.steps += 1
         if life.history is not None:
@@ -442,8 +443,8 @@ class _Run:
                     paused.paused_until_s = max(paused.paused_until_s, life.now_s + delay_s)
 
     def judged(self, end: AttemptEnded) -> Any:
-        """The loop tells the scheduler what became of a worker."""
-        # Gates that the loop has opened since it saw the end know nothing of it yet.
+        """Check an attempt's verdict, pass it on to the scheduler, and check the answer."""
+        # A gate that is opened from this step on can know the verdict.
         self.life.steps += 1
         process, step = self.processes.pop(end.worker, None), self.life.steps
         if process is not None:
@@ -477,7 +478,7 @@ class _Run:
         device = gpu(number, each.kind, watched=each.watched or number % 2 == 0)
         self.devices[number] = Device(number, each, device.uuid)
         self.engine.add(device, each.node, self._reading(self.devices[number]))
-        self.devices[number].health = Health.GOOD  # who was there before is not waited for
+        self.devices[number].health = Health.GOOD  # a neighbor from before the run is part of it
 
     def _reading(self, device: Device) -> Any:
         each, now_s = device.gpu, self.life.now_s
@@ -510,7 +511,7 @@ class _Run:
                 self._join_device(each)
 
     def _wait_for_devices(self) -> None:
-        """A cluster without a device to work on is waited for, but not for ever."""
+        """Raise Halt if no machine of the cluster has come back within wait_timeout."""
         if (
             not self.world.nodes
             or not self.devices
@@ -579,7 +580,7 @@ class _Run:
         process.phase, process.called = Phase.READY, True
 
     def goes(self, process: Process) -> None:
-        """It has its device."""
+        """The process has its device: settle what becomes of it."""
         if process.left is not None:
             return  # it has just died
         process.plan += 1
@@ -602,7 +603,7 @@ class _Run:
             self._compute(process, each.fails_as if fails else Failure.NONE)
 
     def _compute(self, process: Process, fault: Failure) -> None:
-        """What becomes of its batches, longest texts first."""
+        """Settle the ends of its batches, longest texts first, up to the first that fails."""
         task, limits, canary = process.task, process.limits, process.canary
         lengths, poison = self.world.lengths[task.output], self.world.poison[task.output]
         room = process.device.gpu.tokens // (1 if process.alone else 2)
@@ -700,7 +701,7 @@ class _Run:
         self._leave(process, process.fate)
 
     def _leave(self, process: Process, left: Evidence) -> None:
-        """It has ended, and left that; of batches that were finished, their vectors as well."""
+        """End the process: it leaves that evidence, and the vectors of its finished batches."""
         if process.left is not None:
             return
         process.plan += 1
@@ -719,7 +720,7 @@ class _Run:
             process.saved = frozenset(text for text in texts if text not in poison) & own
 
     def signalled(self, process: Process) -> None:
-        """It is told to end."""
+        """A signal tells the process to end."""
         if process.ending or process.left is not None:
             return
         process.ending = True
@@ -734,7 +735,7 @@ class _Run:
         self._at(0.3, self._exits, process)
 
     def leaves(self, process: Process) -> None:
-        """It ends after the batch under way, unless it fails or is done before."""
+        """Stop the process after the batch in progress, unless it fails or is done before."""
         process.asked = True
         if process.fate is None or not process.batch_ends_s or process.left is not None:
             return  # it hangs, or fails before its first batch: the end of the time ends it
@@ -775,7 +776,7 @@ class _Run:
         return planned, []
 
     def submit(self, join: Callable[..., Any], *given: Any) -> Future[Any]:
-        """Join an output, some time later."""
+        """Join an output in the background: some time later."""
         job = Join(join.__name__, join, given)
         self._at(self.chance.uniform(0.1, 3.0), self._joined, job)
         return job.future

@@ -59,12 +59,12 @@ class Signals:
 
 
 def gpu(number: int, kind: str, *, watched: bool) -> Device:
-    """One of the kind; of one that is watched nvidia-smi can tell."""
+    """Make a GPU of that kind; nvidia-smi can read it if it is `watched`."""
     return Device("cuda", f"GPU-{number}" if watched else f"{number}", kind, GPU_BYTES)
 
 
 def reading(health: Health, ours: list[int], others_bytes: int = 0) -> Reading:
-    """What nvidia-smi shows of a GPU in that state, with a GiB for each of our workers on it."""
+    """Make what nvidia-smi shows of a GPU in that state; each worker of ours holds a GiB."""
     if health is Health.BROKEN:
         return Reading(SMI_LOST)
     if health is Health.BLIND:
@@ -77,9 +77,9 @@ def reading(health: Health, ours: list[int], others_bytes: int = 0) -> Reading:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker, and the folder of its attempt."""
+    """A worker, and in the same object the folder of its attempt."""
 
-    number: int  # its name with the scheduler
+    number: int  # the scheduler's number for it
     task: Task
     handle: DeviceHandle
     limits: Limits
@@ -89,7 +89,7 @@ class Worker:
     called: bool = False
     freed: bool = False
     gone: bool = False  # it had its `go`
-    left: Evidence | None = None  # what it has left; None while it runs
+    left: Evidence | None = None  # what it left when it ended; None while it runs
     saved: frozenset[int] = frozenset()
     under_way: frozenset[int] = frozenset()
     canary_is_good: bool = False
@@ -204,7 +204,7 @@ class Worker:
 
 
 class Engine:
-    """In the place of an engine; devices are added by whoever plays."""
+    """In the place of an engine; histories and lives add its devices."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Engine:
     # --- devices
 
     def add(self, device: Device, node: str, first: Reading) -> DeviceHandle:
-        """Take a device, of which the first look shows that."""
+        """Add a device; `first` is what the first look at it shows."""
         self._first = first
         self.handles.add([device], Site(node, node))
         self._first = None
@@ -265,9 +265,9 @@ class Engine:
         return look
 
     def asked(self, uuid: str) -> None:
-        """A look has begun."""
+        """Hear that a look at a device has begun; a life overrides it."""
 
     def looked(self, uuid: str, shown: Reading) -> None:
-        """It has an answer."""
+        """Answer the look at a device."""
         if (look := self.looks.pop(uuid, None)) is not None:
             look.set_result(shown)

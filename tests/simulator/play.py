@@ -62,7 +62,7 @@ LONGEST = 10  # tokens of the longest text of a batch, where a line does not say
 
 
 class _Loop(Loop):
-    """The real one, and somebody who listens."""
+    """The real loop; `play` notes each instruction."""
 
     play: "Play"
 
@@ -146,7 +146,7 @@ class Play:
             self._said.append(f"join {told.output.removeprefix('out')}")
 
     def line(self, line: str) -> list[str]:
-        """What is done about the line, in words."""
+        """Let a line happen; return what the loop does about it, in words."""
         self._said = []
         for each in line.split(", "):
             verb, *rest = each.split()
@@ -278,7 +278,7 @@ class Play:
     # --- in words
 
     def note(self, instruction: Instruction) -> None:
-        """Say what is done."""
+        """Add an instruction to what is done."""
         self._start = instruction if isinstance(instruction, StartWorker) else self._start
         if (words := self._words(instruction)) is not None:
             self._said.append(words)

@@ -11,7 +11,7 @@ from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limit
 
 
 class Failure(Enum):
-    """What can become of a worker."""
+    """How a worker ends."""
 
     NONE = "none"
     SEGFAULT = "segfault"
@@ -96,7 +96,7 @@ def asked(
     max_bad_rows: int = 100,
     fail: bool = False,
 ) -> Config:
-    """A config, as far as the scheduler reads it."""
+    """Make a config with the keys that the scheduler reads."""
     recovery = RecoveryConfig(
         attempts=attempts,
         min_batch_size=min_batch,
@@ -157,7 +157,7 @@ def evidence(
 
 
 def is_taken_apart(failure: Failure) -> bool:
-    """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
+    """Say whether the policy searches a chunk for the text that causes this failure."""
     judged = judge(evidence(failure, rows=1, tokens=1))
     return isinstance(
         decide(

@@ -1,4 +1,6 @@
-"""What has to hold in every life: safety at each instruction, liveness at each turn and at the end."""
+"""Checks what has to hold in every life: safety at each instruction, progress at each turn and at
+the end.
+"""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -38,30 +40,29 @@ class Broken(AssertionError):
 
 
 class Watchdog:
-    """Looks on, and raises Broken."""
+    """Checks each step of a life. All methods raise Broken if an invariant does not hold."""
 
     def __init__(self, world: World, disk: Disk) -> None:
         self._world = world
         self._disk = disk
         self._unlucky: set[tuple[int, int]] = set()
-        """Chunks at which something has failed by chance; it does so once, lest chance looks like a
-        bad text."""
+        """Chunks that had a fault by chance: each has one at most, for two look like a bad text."""
         self._early: set[tuple[int, int]] = set()
         self._known: list[tuple[str, int, int, int]] = []
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
         self.suspected = set[int]()
-        """Devices on which something failed that can be theirs, and that were not looked at since."""
+        """Devices that may have caused a fault and were not looked at since."""
         self._waited_in_vain: dict[int, int] = {}
-        """By device, bytes that others held all through a wait in this run."""
+        """By device, bytes that other processes held when a wait for them was over."""
         self._untouched: list[int] = []
         self._unforgiving = world.config.recovery.attempts == 1
-        """Whether the config wants a text to be lost to the first fault that it could have caused."""
+        """Whether a text is quarantined at the first fault that it can have caused."""
         self._fails = any(
             gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus
         )
 
     def begin(self) -> None:
-        """A run begins."""
+        """Begin to check a run."""
         self._known.clear()
         self._waited_in_vain.clear()
         self.suspected.clear()
@@ -82,7 +83,7 @@ class Watchdog:
     # --- safety
 
     def starts(self, run: "_Run", start: StartWorker, device: "Device") -> None:
-        """A worker is to be started."""
+        """Check an instruction to start a worker."""
         task = start.task
         if device.left:
             raise Broken(
@@ -117,7 +118,7 @@ class Watchdog:
         self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
 
     def goes(self, run: "_Run", process: "Process") -> None:
-        """A worker is to get its device."""
+        """Check an instruction to give a worker its device."""
         device = process.device
         computing = sum(
             each.gone and not each.freed and each.left is None for each in device.processes
@@ -138,7 +139,7 @@ class Watchdog:
             raise Broken("no go on a device that was seen busy", f"worker {process.number}")
 
     def leaves(self, run: "_Run", process: "Process") -> None:
-        """A worker is to end after its batch."""
+        """Check an instruction that asks a worker to stop after its batch."""
         if not run.draining or run.over_s == NEVER or not process.gone or process.ending:
             raise Broken(
                 "who is asked to leave has its device, in a run that has to end",
@@ -146,9 +147,9 @@ class Watchdog:
             )
 
     def ends(self, process: "Process", judged: Verdict) -> None:
-        """A worker has ended; the scheduler has not heard of it yet."""
+        """Check the verdict on a worker, before the scheduler hears it."""
         self._judged_rightly(process, judged)
-        # Devices of other machines are never looked at.
+        # Devices of a cluster's machines are never looked at.
         watched = process.device.uuid.startswith("GPU") and not process.device.gpu.node
         if process.gone and judged.can_touch_gpu and watched:
             self.suspected.add(process.device.number)
@@ -181,7 +182,7 @@ class Watchdog:
             raise Broken("who leaves when asked to was not ended by others", f"{judged.reason}")
 
     def waits(self, device: int | None, judged: Verdict) -> None:
-        """The run is to wait."""
+        """Check that no process that stays is waited for twice."""
         figures = judged.figures
         if device is None or figures is None:
             return
@@ -189,7 +190,7 @@ class Watchdog:
             raise Broken("who stays is waited for once", f"device {device}")
 
     def fails(self, device: int, failed: ReportFailure) -> None:
-        """An attempt has failed, and people are told what follows."""
+        """Note which memory of others stayed all through a wait."""
         figures = failed.verdict.figures
         if figures is not None and not isinstance(failed.step, policy.Wait):
             self._waited_in_vain[device] = figures.others_bytes
@@ -197,7 +198,7 @@ class Watchdog:
     def answered(
         self, process: "Process", judged: Verdict, said: list[Instruction], step: int
     ) -> None:
-        """The scheduler has answered to its end."""
+        """Note how large a batch did not fit, for `ends` to see that none larger is tried."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
             if any(isinstance(each, ReportWait) for each in said):
                 return
@@ -206,7 +207,7 @@ class Watchdog:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
     def keeps(self, run: "_Run", worker: int, task: Task) -> None:
-        """Vectors are to be taken over."""
+        """Check an instruction to store vectors."""
         output = self._disk.outputs[task.output]
         process, judged = run.ended.get(worker, (None, None))
         if process is not None and process.left is not None and process.left.returncode == 0:
@@ -228,7 +229,7 @@ class Watchdog:
             raise Broken("nothing is stored twice", f"{task}")
 
     def _none_waits_meanwhile(self, run: "_Run", device: "Device") -> None:
-        """To store vectors takes milliseconds: the next worker has the device by then."""
+        """Check that the next worker has the device while the vectors are stored."""
         known = run.scheduler.devices.get(device.number)
         if known is None or known.suspected_s is not None or run.draining:
             return
@@ -244,7 +245,7 @@ class Watchdog:
             raise Broken("no device waits while vectors are stored", f"device {device.number}")
 
     def quarantines(self, task: Task) -> None:
-        """Texts are to get no vector."""
+        """Check an instruction to quarantine texts."""
         output = self._disk.outputs[task.output]
         if any(output.state[text] != MISSING for text in task.texts):
             raise Broken("quarantine is for missing texts", f"{task}")
@@ -263,7 +264,7 @@ class Watchdog:
             )
 
     def joins(self, number: int) -> None:
-        """An output is to be joined."""
+        """Check that an output that is joined is complete."""
         output = self._disk.outputs[number]
         if output.waits_for or any(number in each.waits_for for each in self._disk.outputs):
             raise Broken("no output is joined while one waits for it", output.name)
@@ -271,7 +272,7 @@ class Watchdog:
             raise Broken("what is joined is complete", output.name)
 
     def too_many(self, halt: Ending) -> None:
-        """The run is to end by its bad rows."""
+        """Check that a run that ends because of its bad rows has too many."""
         bad = sum(map(len, self._world.poison))
         recovery = self._world.config.recovery
         if not bad or not (recovery.on_bad_row is OnBadRow.FAIL or bad > recovery.max_bad_rows):
@@ -280,7 +281,7 @@ class Watchdog:
     # --- liveness
 
     def after_turn(self, run: "_Run") -> None:
-        """No device waits while work is due; a run that has to end does."""
+        """Check that no device is idle while work is due, and that a run ends in time."""
         # A worker needs 0.3 s to end, which the loop sees within two turns; one that clings is
         # killed after 5 s.
         late_s = 6.5 if any(each.clings for each in run.processes.values()) else 1.0
@@ -315,7 +316,7 @@ class Watchdog:
         )
 
     def finished(self) -> None:
-        """A run has ended by itself, and set nothing aside: all is done."""
+        """Check that a run that ended by itself and gave up nothing has done everything."""
         for number, output in enumerate(self._disk.outputs):
             if not output.complete or number not in self._disk.published:
                 raise Broken("a finished run has published all", output.name)
@@ -330,7 +331,7 @@ class Watchdog:
                     raise Broken("every vector is that of its text", f"{output.name} {rows}")
 
     def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
-        """The exit code fits what is wrong with the world."""
+        """Check that the last exit code fits the troubles of the world."""
         world, told = self._world, Counter(codes)
         patience_s = world.config.recovery.wait_timeout
         # A spell that begins for one reason and goes on for another counts as one: that is left to
@@ -389,7 +390,7 @@ class Watchdog:
         return "early" in world.chances
 
     def given_up(self, codes: list[ExitCode]) -> None:
-        """Runs end with 75 again and again, and nothing is gained."""
+        """Check that there is a reason if runs end with 75 again and again."""
         world = self._world
         lasting = any(
             stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours)
