@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.records import DamagedError
 from damaged import (
     LAST,
     TEXTS,
@@ -192,6 +194,24 @@ def test_what_is_in_the_place(tmp_path: Path) -> None:
     (path / "inside").mkdir(parents=True)
     ended = place.ends(78)
     assert f"{path} cannot be used: Is a directory" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["first_row", "places_of", "row_text", "texts_at"])
+def test_texts_damaged_while_a_run_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever was about to be read of them, the run ends in words, and the next one goes on."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place.lay("t1", "nan!")
+
+    def changed(*_: object) -> None:
+        raise DamagedError(f"{name} is shorter than it was")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedTable, name, changed)
+        ended = place.ends(74)
+    assert f"{name} is shorter than it was" in ended.stderr
+    place.gives(TEXTS, bad=[1, 6])
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "lock"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chunkvisor.config.choices import FinalDtype
-from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.errors import no_workdir
 from chunkvisor.outputs.forms import FORMATS, VectorType, digest_in, form_of
 from chunkvisor.outputs.publish import (
     check_side_files,
@@ -147,12 +147,7 @@ def retry(workdir: Path) -> int:
     uses it, 74 if its records are damaged; OSError.
     """
     with _locked_outputs(workdir) as outputs:
-        try:
-            return sum(map(_retry_output, outputs))
-        except DamagedError as error:
-            raise Halt(
-                ExitCode.DISK, f"{error} is damaged", "`chunkvisor run` shows what can be done."
-            ) from None
+        return sum(map(_retry_output, outputs))
 
 
 def clean(workdir: Path) -> tuple[int, int]:

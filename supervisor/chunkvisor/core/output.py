@@ -12,7 +12,7 @@ from chunkvisor.core.instructions import Task
 from chunkvisor.core.policy import Canary, KnownText, OwnText
 from chunkvisor.devices.handles import DeviceHandle
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event
 from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
@@ -143,12 +143,9 @@ class OutputRun:
             yield from self._taken_over()
             return
         wanted = _quick(texts)
-        try:
-            for number, text in enumerate(self.table.each_text(first, texts[-1] + 1), first):
-                if number in wanted:
-                    yield text
-        except DamagedError as error:
-            raise texts_damaged(error) from error
+        for number, text in enumerate(self.table.each_text(first, texts[-1] + 1), first):
+            if number in wanted:
+                yield text
 
     def place_of(self, text: int) -> tuple[int, str]:
         """Return the first row of the text, and its place in the source, such as file and line."""
@@ -268,13 +265,3 @@ def _quick(texts: Sequence[int]) -> Container[int]:
 def _size(text: str, number: int) -> tuple[bool, int, int]:
     """Return a key that sorts texts by length, blank ones last: some models give them zeros."""
     return not text.strip(), len(text), number
-
-
-def texts_damaged(error: Exception) -> Halt:
-    """Return the end of a run whose staged texts have changed."""
-    return Halt(
-        ExitCode.DISK,
-        "the copy of the texts in the workdir was changed while the run was reading it",
-        "Run the same command again: it reads the source again.",
-        why=str(error),
-    )

@@ -10,6 +10,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.frozen import frozen
@@ -19,8 +20,22 @@ _LIMIT_BYTES = 256 << 20  # no record is longer: what grows with the rows is in 
 _Record = TypeVar("_Record")
 
 
-class DamagedError(Exception):
-    """A file is not what was written; the message names it."""
+class DamagedError(Halt):
+    """A file of the workdir is not what was written. As text, it is the file and what is wrong.
+
+    Whoever can make the file again catches it; any other command ends with it.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            ExitCode.DISK,
+            "a file of the workdir was changed or damaged",
+            "Run the job again: it makes again what it can.",
+            why=why,
+        )
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def digest_of(value: Any) -> str:

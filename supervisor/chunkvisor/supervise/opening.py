@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 from chunkvisor.child import OnWait
 from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
-from chunkvisor.core.output import OutputRun, texts_damaged
+from chunkvisor.core.output import OutputRun
 from chunkvisor.core.run import Run
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
@@ -24,7 +24,6 @@ from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Reuse, plan_and_fingerprint, read_reuse
 from chunkvisor.supervise.resources import Request, RunResources
 from chunkvisor.units import counted, listed
@@ -149,11 +148,8 @@ class Opening:
         return output, told
 
     def _planned(self, found: OutputState, wanted: Wanted) -> OutputRun:
-        try:
-            plan(found, wanted, self._layouts)
-            return self._open(found, wanted)
-        except DamagedError as error:
-            raise texts_damaged(error) from error
+        plan(found, wanted, self._layouts)
+        return self._open(found, wanted)
 
     def _open(self, found: OutputState, wanted: Wanted) -> OutputRun:
         """Read what is done of an output that is planned."""
