@@ -307,7 +307,7 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
         )
     reason = f"ended with {describe_exit(code)} and left no record"
     verdict = replace(base, reason=reason, row_can_cause=code < 0 or at_texts)
-    if code == WorkerExit.DISK_FULL and not (at_texts and known.has_space):
+    if code == WorkerExit.DISK_FULL:
         reason = f"{reason}: the disk is full or failing"
         return replace(verdict, outcome=Outcome.DISK_FULL, reason=reason, exit_code=DISK)
     return replace(verdict, outcome=Outcome.CRASHED)

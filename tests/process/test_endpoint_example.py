@@ -84,9 +84,9 @@ def test_a_server_that_is_busy_is_waited_for(asking: Workplace) -> None:
     assert not Server.answers
 
 
-@pytest.mark.parametrize("status", [500, 503, None])
-@pytest.mark.parametrize("chunk", [10, 20])
-@pytest.mark.parametrize("number", [0, 13])
+@pytest.mark.parametrize(
+    ("status", "chunk", "number"), [(500, 10, 13), (503, 20, 0), (None, 10, 0)]
+)
 def test_a_text_for_which_a_server_fails_is_found(
     asking: Workplace, status: int | None, chunk: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

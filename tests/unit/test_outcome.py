@@ -150,10 +150,10 @@ WITHOUT_A_RECORD: dict[str, Row] = {
         Outcome.DISK_FULL,
         "the disk is full or failing",
     ),
-    "no room for the record, said in a batch where there is room": (
+    "no room for the record, under a quota": (
         Evidence(WorkerExit.DISK_FULL, beat=AT_TEXTS, disk_free_bytes=NEARLY_FULL_BYTES),
-        Outcome.CRASHED,
-        "exit code 24",
+        Outcome.DISK_FULL,
+        "the disk is full or failing",
     ),
     "a GPU is lost, said on a CPU": (
         Evidence(1, fault=GPU_LOST, on_cpu=True),
