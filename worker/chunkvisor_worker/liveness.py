@@ -93,32 +93,29 @@ def exit_now(code: WorkerExit, why: str = "") -> NoReturn:
     os._exit(code)
 
 
-def kill_group_with_parent() -> bool:
-    """Have the kernel kill this process group when the parent ends; return whether it can.
+def kill_group_with_parent() -> None:
+    """Have the kernel kill this process group when the parent ends, if that can be done.
 
     The parent's pipe sends the signal (F_SETSIG in fcntl(2)) to this process and to all that it
     starts, unless they leave its group.
     """
     path = os.environ.get(PARENT_PIPE)
     if not path or os.getpgid(0) != os.getpid():
-        return False
-    try:
+        return
+    with contextlib.suppress(OSError):  # no procfs, or the parent has the other end open
         pipe = open_own(Path(path), os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
         os.read(pipe, 1)
-    except BlockingIOError:  # the parent has the other end open
-        return True
-    except OSError:
-        return False
-    os._exit(WorkerExit.ORPHANED)
+        os._exit(WorkerExit.ORPHANED)  # the parent ended before these calls
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, and its group if that can be done."""
     parent_pid = os.environ.get(PARENT_PID)
-    if parent_pid and not kill_group_with_parent():
+    if parent_pid:
+        kill_group_with_parent()
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(parent_pid):  # it died before the call
             os._exit(WorkerExit.ORPHANED)

@@ -70,7 +70,13 @@ def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
 
 @functools.cache
 def _open_pipe(pid: int) -> str:
-    """Return the path of a pipe that is open as long as this process lives."""
+    """Return the path of a pipe that is open as long as this process lives; empty on old kernels.
+
+    There a pipe may signal the end of any of its readers: each worker would end all others.
+    """
+    release = map(int, re.findall(r"\d+", os.uname().release)[:2])
+    if tuple(release) < (5, 10):
+        return ""
     reading, _ = os.pipe()
     return f"/proc/{pid}/fd/{reading}"
 
