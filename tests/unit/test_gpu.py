@@ -228,8 +228,9 @@ def test_torch_is_asked_before_there_is_said_to_be_no_gpu(
         for number in devices.split()
     ]
     assert find_devices([wanted], {}) == tuple(expected)
-    with pytest.raises(Halt, match="0 visible GPUs"):
-        find_devices([wanted], {"CUDA_VISIBLE_DEVICES": "-1"})
+    for unasked in ({"environment": {"CUDA_VISIBLE_DEVICES": "-1"}}, {"may_ask_torch": False}):
+        with pytest.raises(Halt, match="0 visible GPUs"):
+            find_devices([wanted], **unasked)
 
 
 @pytest.mark.usefixtures("torch_reports")

@@ -128,7 +128,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
 def _dtype_notes(config: Config, model: ModelFolder) -> list[str]:
     """Say that a GPU of this machine is not made for the dtype of the weights, if so."""
     with suppress(Halt):  # it is the plan of a job for another machine
-        card = weakest(find_devices(config.device))
+        card = weakest(find_devices(config.device, may_ask_torch=False))
         unfit = unfit_dtype(model.computes_in(config.model), model.model_type, card)
         if unfit:
             return ["; ".join(unfit)]

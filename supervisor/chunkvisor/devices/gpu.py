@@ -160,13 +160,17 @@ def _gpus_of_torch(environment: Mapping[str, str]) -> tuple[list[Device], str]:
 
 
 def find_devices(
-    wanted: Sequence[str], environment: Mapping[str, str] = os.environ
+    wanted: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    may_ask_torch: bool = True,
 ) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`.
 
     If nvidia-smi lists no GPU, they are those that CUDA_VISIBLE_DEVICES names, or that have device
     files: the first worker finds out whether CUDA works. Without these, as under WSL2, they are
-    those on which torch computes. Raises Halt (69) if there is no such GPU.
+    those on which torch computes, which takes its import. Raises Halt (69) if there is no such
+    GPU.
     """
     if "cpu" in wanted:
         return (CPU,)
@@ -186,7 +190,7 @@ def find_devices(
         visible = [Device("cuda", str(number)) for number in range(files)]
         said = "is not there" if answer.returncode is None else f"says: {answer.line}"
         smi = f"; nvidia-smi {said}"
-        if not files:
+        if not files and may_ask_torch:
             visible, torch = _gpus_of_torch(environment)
             smi += f"; {torch}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
