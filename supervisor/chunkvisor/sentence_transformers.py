@@ -27,10 +27,10 @@ from chunkvisor_worker.model import CONSTRUCTOR_KWARGS, LoadLog, use_tokenizers_
 _logger = logging.getLogger("chunkvisor")
 # Arguments of `encode` that a run takes.
 _RUNS_TAKE = {
-    *("batch_size", "chunk_size", "convert_to_numpy", "convert_to_tensor", "device", "inputs"),
-    *("normalize_embeddings", "output_value", "precision", "prompt", "prompt_name"),
-    *("show_progress_bar", "task", "truncate_dim"),
-}
+    "batch_size", "chunk_size", "convert_to_numpy", "convert_to_tensor", "device", "inputs",
+    "normalize_embeddings", "output_value", "precision", "prompt", "prompt_name",
+    "show_progress_bar", "task", "truncate_dim",
+}  # fmt: skip
 
 
 class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import time
+import timeit
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,12 +167,8 @@ def measured_ratio(layers: Sequence[Any]) -> float:
     given = torch.rand(rows, layer.in_features)
 
     def took_s(product: Callable[[], Any]) -> float:
-        best_s = math.inf
-        for _ in range(3):  # the first makes the kernel
-            before_s = time.thread_time()
-            product()
-            best_s = min(best_s, time.thread_time() - before_s)
-        return best_s
+        # the first of the three makes the kernel
+        return min(timeit.repeat(product, timer=time.thread_time, repeat=3, number=1))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -54,7 +54,7 @@ class TokenCounter:
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
         settings = transformer_settings(place)
-        self.lower = bool(settings.get("do_lower_case"))  # whether texts are lowered first
+        self.lower = settings.get("do_lower_case")  # whether texts are lowered first
         self.max_length = model.max_length
         self.tokenizer: Any = None  # if the model has none
         if kind != "Transformer":

@@ -155,19 +155,19 @@ def load_model(spec: ModelSpec, device: str, load_log: LoadLog) -> Any:
         model.eval()
     # Those of a Router's routes are among the modules.
     backbones = [
-        module
+        module.model
         for module in model.modules()
         if type(module).__name__ == "Transformer"
         and hasattr(getattr(module, "model", None), "config")
     ]
-    _check_weights(load_log, [module.model for module in backbones], spec)
-    for module in backbones:
-        _check_buffers(module.model, spec)
+    _check_weights(load_log, backbones, spec)
+    for backbone in backbones:
+        _check_buffers(backbone, spec)
         asked = spec.kwargs.get("config_kwargs") or {}
         if "is_causal" in asked:
             # Loading sets it for some classes only, but all of them read it at each pass.
-            module.model.config.is_causal = asked["is_causal"]
-        _check_config_kwargs(module.model.config, asked)
+            backbone.config.is_causal = asked["is_causal"]
+        _check_config_kwargs(backbone.config, asked)
     use_tokenizers_of_files(model, Path(spec.path or spec.name), spec.kwargs, load_log)
     return model
 
@@ -498,7 +498,7 @@ def _try_tokens(model: Any, spec: ModelSpec) -> tuple[bool | None, int | None]:
         for ids in (first, second):
             given = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             found = model[0](given).get("token_embeddings")
-            if found is None or not bool(found.isfinite().all()):
+            if found is None or not found.isfinite().all():
                 return None, None
             seen.append(found[0, 0])
     return bool(torch.equal(*seen)), min(limits, default=None)

@@ -298,10 +298,9 @@ class DeviceHandles:
 
     def add(self, devices: Sequence[Device], site: Site = HERE) -> None:
         """Take the devices of one machine, and read each."""
-        first = len(self._all)
         added = [
             DeviceHandle(number, each, site, self._start)
-            for number, each in enumerate(devices, first)
+            for number, each in enumerate(devices, len(self._all))
         ]
         self._all += added
         if site.node:

@@ -37,8 +37,11 @@ _ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers
 _OWN_PROMPTS = ("query", "document")
 # Files with an `auto_map`: transformers looks there for Python code that comes with a model.
 _FILES_WITH_AUTO_MAP = (
-    *("config.json", "tokenizer_config.json", "processor_config.json"),
-    *("preprocessor_config.json", "video_preprocessor_config.json"),
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
 )
 _ST_CONFIG = "config_sentence_transformers.json"
 
