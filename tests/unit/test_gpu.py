@@ -204,6 +204,7 @@ def test_without_a_gpu(
     [
         ("cuda", (T4, T4), None, "0 1"),
         ("cuda:1", (T4, T4), None, "1"),
+        ("cuda", (T4,), "CUDA error: an illegal memory access was encountered", "0"),
         ("cuda", (), "CUDA error: CUDA-capable device(s) is/are busy or unavailable", "0"),
         ("cuda", (), "CUDA out of memory. Tried to allocate 2.00 MiB", "0"),
     ],

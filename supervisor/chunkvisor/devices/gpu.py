@@ -19,7 +19,7 @@ from chunkvisor.store.attempt import read_tail
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome
 from chunkvisor_worker.contract.frozen import frozen
-from chunkvisor_worker.contract.messages import ProbeReport
+from chunkvisor_worker.contract.messages import Phase, ProbeReport
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import read_message
 
@@ -139,16 +139,14 @@ def _gpus_of_torch(environment: Mapping[str, str]) -> tuple[list[Device], str]:
     """Return the GPUs that torch computes on, or none and why; their numbers are a worker's."""
     workers = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PARENT_PID: str(os.getpid())}
     try:
-        reading = ask_torch({**environment, **workers})
+        report = ask_torch({**environment, **workers}).report or ProbeReport(Phase.START)
     except OSError as error:
         return [], str(error)
-    report = reading.report
-    if not report or not report.fault:
-        gpus = report.gpus if report else ()
-        found = [
-            Device("cuda", str(index), gpu.name, gpu.total_bytes, gpu.capability)
-            for index, gpu in enumerate(gpus)
-        ]
+    found = [
+        Device("cuda", str(index), gpu.name, gpu.total_bytes, gpu.capability)
+        for index, gpu in enumerate(report.gpus)
+    ]
+    if found or report.fault is None:
         return found, "torch finds none"
     fault = diagnose(report.fault)
     # A GPU that others hold is there: the first worker waits for it.
