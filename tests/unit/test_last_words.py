@@ -1,20 +1,24 @@
-"""The words with which a run ends, by what its workers met."""
+"""The words with which a run ends: what its workers met, the troubles it was in, how to use the file."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from chunkvisor.commands.explain import explain
 from chunkvisor.core.policy import code_if_nothing_encoded
-from chunkvisor.errors import ExitCode, StopReason
+from chunkvisor.errors import ExitCode, Halt, StopReason
+from chunkvisor.events import event as of
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.messages import (
+    Troubles,
     advice_on_bad_rows,
     halt_in_words,
     last_remedy,
     name_dtype,
     too_many_bad_texts,
 )
+from chunkvisor.show.lines import how_to_read
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom
@@ -128,3 +132,84 @@ _PLAIN = Verdict(Outcome.CRASHED, "")
 def test_a_run_that_encoded_nothing_is_not_started_again(verdict: Verdict, code: ExitCode) -> None:
     """A loop would repeat it for ever; only what a neighbour holds may be there the next time."""
     assert code_if_nothing_encoded(verdict) is code
+
+
+# --- the troubles that a run was in
+
+GO, KEPT, BAD = (
+    of.Go("t", 5, 1, 32),
+    of.BatchesKept("t", 5, 10),
+    of.Quarantined("t", 10, "a.jsonl:11"),
+)
+HUNG = of.PartFailed("t", 5, 2, "hung", "no progress for 5 s", log="/w/5/2/worker.log")
+CRASHED = of.AttemptFailed(
+    "t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-fault", log="/w/5/3/worker.log"
+)
+LAST = "failed since vectors were last saved; the last one"
+LOST = "without a vector so far: t row 10 (a.jsonl:11)"
+
+
+@pytest.mark.parametrize(
+    ("events", "why", "log", "see"),
+    [
+        ([GO], "", "", ""),
+        ([GO, KEPT, HUNG], f"1 attempt {LAST}: hung: no", "/w/5/2/worker.log", "hung"),
+        ([GO, KEPT, HUNG, CRASHED, HUNG], f"3 attempts {LAST}: hung", "/w/5/2", "hung"),
+        ([GO, KEPT, CRASHED], f"1 attempt {LAST}: crashed", "/w/5/3", "segmentation-fault"),
+        ([GO, *[BAD] * 11, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
+    ],
+    ids=range(5),
+)
+def test_a_stop_tells_of_the_troubles_it_came_in(
+    events: list[of.Event], why: str, log: str, see: str
+) -> None:
+    """The last failure since the run last got on is told, with its log, and the rows that it gave
+    up.
+    """
+    troubles = Troubles()
+    for event in events:
+        troubles.observe(event)
+    halt = troubles.add_reasons_to(Halt(ExitCode.TERMINATED, "stopped by SIGTERM"))
+    assert why in halt.why
+    assert bool(why) == bool(halt.why)
+    assert str(halt.log or "").startswith(log)
+    assert halt.see == see
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "why"),
+    [
+        (ExitCode.CONFIG, "", LOST),
+        (ExitCode.TRY_AGAIN, "a reason", f"a reason\n       {LOST}"),
+        (ExitCode.QUARANTINED, "a reason", "a reason"),  # it names them itself
+    ],
+)
+def test_every_early_end_names_the_rows_that_were_given_up(
+    code: ExitCode, before: str, why: str
+) -> None:
+    """Its own reason comes first, and stays; only a stop has none of its own."""
+    troubles = Troubles()
+    for event in (GO, HUNG, BAD):
+        troubles.observe(event)
+    told = troubles.add_reasons_to(Halt(code, "given up", why=before))
+    assert (told.why, told.log, told.see) == (why, None, "")
+
+
+# --- how to use the file
+
+
+@pytest.mark.parametrize(
+    ("name", "rows_table", "end"),
+    [
+        ("out.npy", "", 'mmap_mode="c"); row i is row i of the source'),
+        ("out.parquet", "out.rows.parquet", 'read_parquet("/w/out.parquet")'),
+        (
+            "out.npy",
+            "out.rows.parquet",
+            "row i of out.rows.parquet next to it, whose source_row is the row of the source",
+        ),
+    ],
+)
+def test_how_to_read(name: str, rows_table: str, end: str) -> None:
+    """Where rows are left out, row i is not said to be row i of the source."""
+    assert how_to_read(Path("/w", name), rows_table).endswith(end)
