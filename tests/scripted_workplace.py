@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import ENCODERS, Workplace, events_in
 
 
@@ -89,3 +91,13 @@ def made_once(make: Callable[[Path], ScriptedWorkplace]) -> Callable[[Path], Scr
         return original().copy(folder)
 
     return copied
+
+
+def fixture_of(state: Callable[[Path], ScriptedWorkplace]) -> Any:
+    """Make a fixture: each test gets a workplace in that state."""
+
+    @pytest.fixture
+    def place(tmp_path: Path) -> ScriptedWorkplace:
+        return state(tmp_path / "place")
+
+    return place

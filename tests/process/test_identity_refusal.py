@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripted_workplace import ScriptedWorkplace, made_once
+from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2"]
 OUT = {"source": "rows.jsonl", "column": "text"}
@@ -23,10 +23,7 @@ def begun(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> ScriptedWorkplace:
-    """A copy of it."""
-    return begun(tmp_path / "place")
+place = fixture_of(begun)
 
 
 def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:

@@ -16,13 +16,9 @@ from chunkvisor.errors import ChunkvisorError
 from chunkvisor.store.layout import Layout, claim, hold_lock, read_holder
 from damaged import TEXTS, flip, kept
 from harness import expected, finish, kill, wait_for
-from scripted_workplace import ScriptedWorkplace
+from scripted_workplace import ScriptedWorkplace, fixture_of
 
-
-@pytest.fixture
-def place(tmp_path: Path) -> ScriptedWorkplace:
-    """A complete workdir with its chunks."""
-    return kept(tmp_path / "place")
+place = fixture_of(kept)
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:

@@ -14,7 +14,7 @@ import pytest
 
 from damaged import flip
 from killed import killed_anywhere
-from scripted_workplace import ScriptedWorkplace, made_once
+from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = ["a", "b", "c", "a", "d", "e"]
 
@@ -27,10 +27,7 @@ def finished(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> ScriptedWorkplace:
-    """A copy of it."""
-    return finished(tmp_path / "place")
+place = fixture_of(finished)
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, int]]:

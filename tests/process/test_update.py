@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from killed import killed_anywhere
-from scripted_workplace import ScriptedWorkplace, made_once
+from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = [f"t{number}" for number in range(12)]
 
@@ -31,10 +31,7 @@ def finished(folder: Path) -> ScriptedWorkplace:
     return made
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> ScriptedWorkplace:
-    """A copy of it."""
-    return finished(tmp_path / "place")
+place = fixture_of(finished)
 
 
 def assert_final(place: ScriptedWorkplace, texts: list[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from chunkvisor.store.records import digest_file, read_sealed, write_sealed
 from damaged import flip
 from harness import expected, kill, wait_for
-from scripted_workplace import ScriptedWorkplace, made_once
+from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3"]
 
@@ -25,10 +25,7 @@ def finished(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> ScriptedWorkplace:
-    """A copy of it."""
-    return finished(tmp_path / "place")
+place = fixture_of(finished)
 
 
 def final(place: ScriptedWorkplace) -> Path:
