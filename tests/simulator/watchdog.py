@@ -311,7 +311,7 @@ class Watchdog:
     def _due(self) -> bool:
         """Whether there is a chunk that no worker has seen."""
         return any(
-            (chunk := output.next_pending(at)) is not None and output.pending_texts(chunk)
+            (chunk := output.next_pending(at)) is not None and output.ledger.pending_texts(chunk)
             for output, at in zip(self._disk.outputs, self._untouched, strict=True)
         )
 

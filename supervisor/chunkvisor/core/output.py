@@ -98,13 +98,9 @@ class OutputRun:
         # A chunk without such a text is not pending: it is committed from its parts, at the latest
         # before the join.
         chunk = self.ledger.next_pending(start)
-        while chunk is not None and not self.pending_texts(chunk):
+        while chunk is not None and not self.ledger.pending_texts(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
-
-    def pending_texts(self, chunk: int) -> Sequence[int]:
-        """Return the texts of the chunk without vector or verdict, in order."""
-        return self.ledger.pending_texts(chunk)
 
     @property
     def known_good(self) -> int | None:

@@ -82,7 +82,7 @@ class TaskQueue:
     def put_back_lost(self, output: int, chunk: int) -> None:
         """Have texts of the chunk tried again: stored vectors of it were damaged and discarded."""
         if chunk < self._next[output]:
-            texts = self._outputs[output].pending_texts(chunk)
+            texts = self._outputs[output].ledger.pending_texts(chunk)
             if texts:
                 self.put_back(Task(output, chunk, tuple(texts)))
 
@@ -110,7 +110,7 @@ class TaskQueue:
         for number, chunk in enumerate(new):
             if chunk is not None:
                 self._next[number] = chunk + 1
-                missing = self._outputs[number].pending_texts(chunk)
+                missing = self._outputs[number].ledger.pending_texts(chunk)
                 whole = range(*self._outputs[number].ledger.plan.bounds(chunk))
                 # A range takes less memory than a tuple of all texts of a chunk.
                 return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))

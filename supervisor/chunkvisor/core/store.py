@@ -166,7 +166,7 @@ class ResultStore:
         """
         output = self._outputs[number]
         ledger = output.ledger
-        if not ledger.facts or ledger.committed(chunk) or output.pending_texts(chunk):
+        if not ledger.facts or ledger.committed(chunk) or output.ledger.pending_texts(chunk):
             return True
         try:
             if not ledger.commit_parts(chunk):
@@ -230,7 +230,7 @@ class ResultStore:
         spec = folder.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
-        if not frozenset(output.pending_texts(task.chunk)).issuperset(texts):
+        if not frozenset(output.ledger.pending_texts(task.chunk)).issuperset(texts):
             return False
         verdict = judge(folder.evidence_of_end(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED

@@ -58,7 +58,7 @@ def final_donor(found: OutputState, wanted: Identity, words: str) -> Donor | Non
     record = found.final_record
     try:
         fixed = read_fixed(layout)
-        if not fixed or not record or not _fits(layout, fixed, wanted):
+        if not fixed or not record or not fits(layout, fixed, wanted):
             return None
         manifest = record.manifest
         is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
@@ -105,7 +105,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
         reuse = read_reuse(layout)
         table = TableFiles(layout.table)
         ledger = ledger_of(layout)
-        if not fixed or not ledger or not _fits(layout, fixed, wanted):
+        if not fixed or not ledger or not fits(layout, fixed, wanted):
             return None
         ledger.load()
     except (DamagedError, OSError):
@@ -146,7 +146,7 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
     return Donor(place, table.index, facts, lambda: _blocks_of_files(files), numbers, tokens)
 
 
-def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
+def fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
     """Say whether a generation has the wanted vector identity, and an index of its texts."""
     return (
         fixed.identity.vector_fingerprint == wanted.vector_fingerprint

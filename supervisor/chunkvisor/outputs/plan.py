@@ -14,6 +14,7 @@ from chunkvisor.outputs.donors import (
     Donor,
     chunks_donor,
     final_donor,
+    fits,
     other_workdirs_donors,
 )
 from chunkvisor.outputs.stage import Wanted
@@ -77,7 +78,6 @@ def count_shared(
     OSError.
     """
     assert found.fixed
-    vector_fingerprint = found.fixed.identity.vector_fingerprint
     table = TableFiles(found.layout.table)
     known = np.zeros(found.fixed.identity.rows, dtype=bool)
     numbers = [] if found.fixed.anew else found.layout.generations()
@@ -90,13 +90,8 @@ def count_shared(
     for layout in (*own, *complete, *(each.layout for each in before)):
         seen = int(known.sum())
         fixed = read_if_whole(Fixed, layout.identity)
-        index = TableFiles(layout.table)
-        if (
-            fixed
-            and fixed.identity.vector_fingerprint == vector_fingerprint
-            and index.holds_index()
-        ):
-            for ours, _ in shared_texts(table.index, index.index):
+        if fixed and fits(layout, fixed, found.fixed.identity):
+            for ours, _ in shared_texts(table.index, TableFiles(layout.table).index):
                 known[ours] = True
         counts.append(int(known.sum()) - seen)
     return counts[len(own) + len(complete) :], int(known.sum())
