@@ -24,6 +24,7 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     np.cumsum([0, *map(len, texts)]).astype("<u8").tofile(paths.offsets)
     row_text.tofile(paths.row_text)
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
+    np.bincount(row_text).astype("<i8").tofile(paths.row_count)
     np.arange(1, len(row_text) + 1).tofile(paths.places)
     source = TableSource("/nowhere.txt", True, 0, len(row_text))
     seal_table(folder, TableRecord(len(row_text), distinct, 0, (source,)))

@@ -155,6 +155,9 @@ class _Table:
     def first_row(self, start: int, stop: int) -> range:
         return range(start, stop)
 
+    def row_counts(self, texts: Sequence[int]) -> list[int]:
+        return [1 for _ in texts]
+
     def places_of(self, rows: Sequence[int]) -> list[str]:
         return [f"row {row}" for row in rows]
 

@@ -15,7 +15,7 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event
 from chunkvisor.outputs.forms import Form
-from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import AttemptFolder, find_log, write_attempt
 from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
@@ -85,7 +85,7 @@ class OutputRun:
 
     def rows_of(self, text: int) -> int:
         """Count the rows that have the text."""
-        return rows_of(self.table, [text])[text]
+        return self.table.row_counts([text])[0]
 
     def is_blank(self, text: int) -> bool:
         """Say whether the text has nothing but white space."""

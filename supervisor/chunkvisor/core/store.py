@@ -22,7 +22,6 @@ from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.messages import chunks_damaged_again
 from chunkvisor.outputs.forms import VectorType
 from chunkvisor.outputs.join import ChunkDamagedError
-from chunkvisor.sources.table import rows_of
 from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor.store.disk import check_disk, disk_halt, need_bytes, verdict_of
 from chunkvisor.store.identity import BadText
@@ -381,7 +380,7 @@ def _check_space(output: OutputRun) -> None:
     dimension = ledger.facts.dimension
     form = output.form
     second_form = 0 if form.is_float32_npy else VectorType(form.dtype, dimension).row_bytes
-    bad = rows_of(output.table, [each.text for each in ledger.bad_texts()])
+    bad = output.table.row_counts([each.text for each in ledger.bad_texts()])
     rows = output.table.rows
-    need = need_bytes(rows, left, dimension, second_form, sum(bad.values()))
+    need = need_bytes(rows, left, dimension, second_form, sum(bad))
     check_disk(output.name, need, 4 * dimension * rows, output.workdir)

@@ -4,7 +4,7 @@ It is written once, and read block by block, so that it need not fit in memory.
 
 Texts are distinguished by 128 bits of BLAKE2b: two of n texts share a hash with a probability of
 n**2 / 2**129, which is 4e-19 for ten billion. While the table is written, the hashes lie on disk in
-256 bins that are read one by one, so that at most ten bytes of each row are in memory.
+256 bins that are read one by one, so that some 13 bytes of each row are in memory.
 """
 
 import hashlib
@@ -34,7 +34,6 @@ from chunkvisor_worker.contract.files import FileIn
 from chunkvisor_worker.contract.frozen import frozen
 
 _TEXTS_AT_ONCE = 4096
-_ROWS_AT_ONCE = 1 << 20
 # What `Spool` holds before it writes.
 _BATCH_ROWS = 200_000
 _BATCH_BYTES = 32 << 20
@@ -54,6 +53,7 @@ class TableFiles:
     offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and where the last ends
     row_text = FileIn("row_text.bin")  # the number of each row's text
     first_row = FileIn("first_row.bin")  # the first row of each text
+    row_count = FileIn("row_count.bin")  # how many rows have each text
     index = FileIn("index.bin")  # hash and first row of each text, sorted by hash: `_RECORD`
     places = FileIn("places.bin")  # where each row is in its file: its line, or its row of parquet
     # Only if columns are carried along or rows left out: source_row and these columns of each row.
@@ -167,6 +167,7 @@ class Spool:
         # For each row, the first row with the same text. In the smallest type that suffices, since
         # all rows are in memory here.
         first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
+        counts = np.zeros_like(first_of)  # of a text's rows, at its first row
         with open(self._files.index, "wb") as index:
             for path in filter(Path.exists, self._bins):
                 found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
@@ -175,12 +176,15 @@ class Spool:
                 is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])
                 firsts = found[is_first]
                 index.write(firsts.tobytes())
+                starts = np.append(np.flatnonzero(is_first), len(found))
+                counts[firsts["row"]] = np.diff(starts)
                 first_of[found["row"]] = firsts["row"][np.cumsum(is_first) - 1]
         numbers = np.empty_like(first_of)
         distinct = 0
         with (
             open(self._files.row_text, "wb") as row_text,
             open(self._files.first_row, "wb") as first_row,
+            open(self._files.row_count, "wb") as row_count,
         ):
             for start in range(0, self.rows, _BLOCK):
                 firsts = first_of[start : start + _BLOCK]
@@ -190,6 +194,7 @@ class Spool:
                 distinct += len(fresh)
                 row_text.write(numbers[firsts].astype("<i8").tobytes())
                 first_row.write(fresh.astype("<i8").tobytes())
+                row_count.write(counts[fresh].astype("<i8").tobytes())
         self._drop_repeats(first_of)
         return distinct
 
@@ -229,6 +234,7 @@ def seal_table(folder: Path, record: TableRecord) -> None:
         paths.offsets,
         paths.row_text,
         paths.first_row,
+        paths.row_count,
         paths.index,
         paths.rows,
         paths.places,
@@ -337,6 +343,13 @@ class StagedTable(TableRecord):
         """Read the first row of each of these texts, in their order."""
         return pick_numbers(TableFiles(self.folder).first_row, texts)
 
+    def row_counts(self, texts: Sequence[int]) -> list[int]:
+        """Read how many rows have each of these texts."""
+        numbers = [int(self._numbers(text, text + 1)[0]) for text in texts]
+        path = TableFiles(self.folder).row_count
+        found: list[int] = pick_numbers(path, np.array(numbers, dtype=np.int64)).tolist()
+        return found
+
     def reused_texts(self, reuse: Reuse, most: int) -> list[str]:
         """Read those of the first `most` texts that are reused: the shortest first, blanks last."""
         where = reuse.where_of(np.arange(min(most, reuse.texts)))
@@ -363,19 +376,6 @@ def text_of_row(folder: Path, row: int) -> str | None:
         return table.texts_at(table.row_text(row, row + 1))[0]
     except (DamagedError, OSError):
         return None
-
-
-def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
-    """Count the rows of each of the texts, by its number. Raises DamagedError, OSError."""
-    if table.rows == table.distinct:
-        return dict.fromkeys(texts, 1)
-    counts = dict.fromkeys(texts, 0)
-    for start in range(0, table.rows, _ROWS_AT_ONCE) if counts else ():
-        found = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-        hits, rows = np.unique(found[np.isin(found, list(counts))], return_counts=True)
-        for text, count in zip(hits.tolist(), rows.tolist(), strict=True):
-            counts[text] += count
-    return counts
 
 
 def shared_texts(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:

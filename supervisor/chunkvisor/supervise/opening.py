@@ -20,7 +20,7 @@ from chunkvisor.outputs.open import open_outputs
 from chunkvisor.outputs.plan import count_shared, plan
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import OutputState, Stage
-from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
@@ -176,7 +176,7 @@ class Opening:
             ledger.forgive_if_none_is_good()
         # Before `bad_texts`: it reads the parts, which have the bad texts of unfinished chunks.
         saved = ledger.saved()
-        bad_rows = rows_of(table.without(reuse), [bad.text for bad in ledger.bad_texts()])
+        bad_rows = table.without(reuse).row_counts([bad.text for bad in ledger.bad_texts()])
         opened = OutputOpened(
             output=name,
             rows=table.rows,
@@ -186,7 +186,7 @@ class Opening:
             chunks_done=ledger.chunks_done,
             texts_done=ledger.texts_done + taken,
             texts_saved=sum(saved.values()),
-            quarantined=sum(bad_rows.values()),
+            quarantined=sum(bad_rows),
         )
         wanted.emit(opened)
         return self._output_of(fixed, ledger, table, reuse)

@@ -17,7 +17,6 @@ from chunkvisor.sources.table import (
     Spool,
     StagedTable,
     TableFiles,
-    rows_of,
     shared_texts,
     text_of_row,
 )
@@ -64,6 +63,7 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
         assert np.fromfile(files.first_row, dtype="<i8").tolist() == [
             texts.index(text) for text in numbers
         ]
+        assert np.fromfile(files.row_count, dtype="<i8").tolist() == list(map(texts.count, numbers))
         assert [data[start:stop] for start, stop in itertools.pairwise(offsets)] == list(numbers)
         found = list(shared_texts(files.index, spooled(Path(name, "there"), others)[1].index))
     pairs = [
@@ -79,6 +79,7 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
 def test_texts_that_are_encoded(rows: list[int], data: st.DataObject) -> None:
     """A plan that takes some texts over leaves the others, numbered in order, and their rows."""
     row_text = first_come_first_numbered(rows)
+    rows_of = row_text.tolist()
     firsts = np.unique(row_text, return_index=True)[1]
     texts = sorted(data.draw(st.sets(st.integers(0, len(firsts) - 1))))
     with tempfile.TemporaryDirectory() as name:
@@ -97,6 +98,7 @@ def test_texts_that_are_encoded(rows: list[int], data: st.DataObject) -> None:
         fresh = table.without(reuse)
         assert fresh.texts(0, len(texts)) == [str(text) for text in texts]
         assert fresh.first_row(0, len(texts)).tolist() == firsts[texts].tolist()
+        assert fresh.row_counts(range(len(texts))) == [rows_of.count(text) for text in texts]
         own = [texts.index(text) if text in texts else -1 for text in row_text.tolist()]
         assert fresh.row_text(0, table.rows).tolist() == own
 
@@ -141,9 +143,8 @@ def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DamagedError):
         table.texts(0, 5)
     monkeypatch.setattr(tables, "_TEXTS_AT_ONCE", 2)
-    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 2)
     assert list(table.each_text(1, 4)) == table.texts(1, 4)
-    assert (rows_of(table, [1, 0, 3]), rows_of(table, [])) == ({0: 2, 1: 2, 3: 1}, {})
+    assert (table.row_counts([1, 0, 3]), table.row_counts([])) == ([2, 2, 1], [])
     assert [text_of_row(table.folder, row) for row in (0, 3, 4, 6)] == ["b", "é", "", None]
     (table.folder / "texts.bin").write_bytes(b"")
     with pytest.raises(DamagedError):
