@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import math
+import numbers
 import os
 import re
 import sys
@@ -340,7 +341,7 @@ def write_texts(given: Any, folder: Path) -> Path | None:
 
 def _json_line(text: Any, index: int) -> bytes:
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
-    if type(text).__name__ == "NAType" or (isinstance(text, float) and math.isnan(text)):
+    if type(text).__name__ == "NAType" or (isinstance(text, numbers.Real) and math.isnan(text)):
         text = None  # of pandas
     if text is not None and not isinstance(text, str):
         raise config_error(

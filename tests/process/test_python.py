@@ -233,8 +233,8 @@ def test_errors_of_the_texts_go_through() -> None:
 def test_missing_values_are_empty_texts() -> None:
     """None, NaN and pandas' NA in a column of strings are empty texts, as null is in a file."""
     missing = type("NAType", (), {})()
-    vectors = encode(["a", None, float("nan"), np.float64("nan"), missing])
-    np.testing.assert_array_equal(vectors, expected(["a", "", "", "", ""]))
+    vectors = encode(["a", None, float("nan"), np.float64("nan"), np.float32("nan"), missing])
+    np.testing.assert_array_equal(vectors, expected(["a", "", "", "", "", ""]))
 
 
 def test_nothing_is_kept_without_a_workdir(tmp_path: Path) -> None:
