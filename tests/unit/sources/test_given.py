@@ -35,6 +35,8 @@ def written(given: Any, folder: Path) -> list[Any]:
         tuple(TEXTS),
         (text for text in TEXTS),
         FRAME["text"],
+        FRAME["text"].astype("string"),
+        FRAME["text"].replace({None: np.nan}),
         pyarrow.table({"text": TEXTS})["text"],
     ],
     ids=lambda value: type(value).__name__,
