@@ -346,7 +346,8 @@ def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
         return [f"of the first {rows:,}:", *reasons_in_words(reasons, rows)]
     if len(reasons) == 1:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
-    first, others = reasons[:_REASONS], reasons[_REASONS:]
+    first = reasons[:_REASONS]
+    others = reasons[_REASONS:]
     lines = [f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in first]
     if others:
         count = sum(each.rows for each in others)

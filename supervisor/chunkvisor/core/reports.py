@@ -42,7 +42,8 @@ class Reports:
         verdict = told.verdict
         step = told.step
         run = self._outputs[task.output]
-        output, chunk = run.name, task.chunk
+        output = run.name
+        chunk = task.chunk
         # If no worker could be started, the logs are those of earlier attempts at the chunk.
         log = attempt.folder.find_log() if attempt else run.newest_log(chunk)
         kind = event.PartFailed if task.bisecting else event.AttemptFailed
@@ -123,7 +124,7 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
     """Say what the run does next, in a few words; empty if the next event says it better."""
     match step:
         case policy.Retry(limit=limit) if limit:
-            rows, tokens = limit.rows, limit.tokens
+            rows, tokens = limit
             most = counted(rows, "row") if tokens is None else counted(tokens, "token")
             return f"retrying with batches of at most {most}"
         case policy.Retry(delay_s=delay_s, counts=counts):
