@@ -260,7 +260,7 @@ def encode(  # noqa: PLR0913 - each is a key of the config
             config = from_values(values, folder, overrides)
             if config.outputs[OUTPUT].where:
                 raise config_error(
-                    f"outputs.{OUTPUT}.where is for chunkvisor.run alone",
+                    f"outputs.{OUTPUT}.where is only for chunkvisor.run",
                     "Leave it out, or use a config.",
                     why="texts are left out then, and encode returns a vector for each",
                 )

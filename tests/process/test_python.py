@@ -208,7 +208,7 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
         (
             {"set": ("outputs.embeddings.where=text<>''",)},
-            r"^outputs\.embeddings\.where is for chunkvisor\.run alone",
+            r"^outputs\.embeddings\.where is only for chunkvisor\.run",
         ),
     ],
     ids=str,

@@ -49,7 +49,7 @@ def config_of_call(values: Mapping[str, Any], overrides: tuple[str, ...]) -> Loa
     for key in (*FORM_KEYS, "where"):
         if getattr(output, key) != type(output).model_fields[key].default:
             raise config_error(
-                f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone",
+                f"outputs.{OUTPUT}.{key} is only for `chunkvisor run`",
                 "Write a config (`chunkvisor init`): `encode` makes one .npy of float32.",
             )
     return LoadedConfig(config, folder / "(command line)", folder, overrides, by_options=True)

@@ -320,7 +320,7 @@ class ModelConfig(Section):
     def _of_its_kind(self) -> Self:
         if self.is_plugin and self.pooling:
             raise ValueError(
-                "pooling is for a model of sentence-transformers; a plug-in encoder pools alone"
+                "pooling is for a model of sentence-transformers; a plug-in encoder does its own"
             )
         if not self.is_plugin and _OF_MODEL.intersection(self.kwargs):
             raise ValueError(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
