@@ -108,7 +108,7 @@ import sys
 from chunkvisor.sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer(sys.argv[1], device="cpu", workdir="vectors", bulk_from=12)
-print(model.encode([f"text {n}" for n in range(1200)], chunk_size=20, show_progress_bar=True).sum())
+print(model.encode([f"text {n}" for n in range(600)], chunk_size=20, show_progress_bar=True).sum())
 """
 JOURNAL = "vectors/*/.chunkvisor/events.jsonl"
 
@@ -124,7 +124,7 @@ def test_a_script_that_was_killed_continues(folder: Path, tmp_path: Path) -> Non
 
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
 
-    assert re.search(r"to do: [\d,]+ of 1,200 texts, [1-5]?\d of 60 chunks", again.stderr)
+    assert re.search(r"to do: [\d,]+ of 600 texts, [12]?\d of 30 chunks", again.stderr)
     assert len([*tmp_path.glob("vectors/*")]) == 1
 
 
