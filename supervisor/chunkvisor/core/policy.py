@@ -72,6 +72,7 @@ class Repeated(Enum):
 
     START = "start"  # workers that failed before their first batch, by device or machine
     CANARY = "canary"  # canaries that failed, by device
+    UNANSWERED = "unanswered"  # canaries, not known to be good, for which a server failed
     OOM_SINGLETON = "oom singleton"  # short texts that lacked the GPU's memory alone, by chunk
     GIVEN_UP = "given up"  # chunks that were given up
     NO_PROGRESS = "no progress"  # attempts that got no text further; see `fruitless`
@@ -558,7 +559,7 @@ class FailureHistory:
         """Note that vectors or verdicts of the output are on the disk."""
         self.success_s = now_s
         self.stored_outputs.add(output)
-        for what in (Repeated.NO_PROGRESS, Repeated.GIVEN_UP, *_WAITS):
+        for what in (Repeated.NO_PROGRESS, Repeated.GIVEN_UP, Repeated.UNANSWERED, *_WAITS):
             self.forget(what)
 
     # --- what did not fit

@@ -285,7 +285,8 @@ class Scheduler:
         good = self._outputs[task.output].known_good
         if good is not None:
             return KnownText(good)
-        return OwnText(self._failures.count(Repeated.CANARY, device.number))
+        failed = self._failures.count(Repeated.CANARY, device.number)
+        return OwnText(failed + self._failures.count(Repeated.UNANSWERED))
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._failures.limits(self._outputs[worker.task.output].limits, worker.device.kind)
@@ -468,7 +469,7 @@ class Scheduler:
                 self._retry(step, again, end, verdict, worker)
             case policy.Wait():
                 if needs_canary and isinstance(worker.canary, OwnText):
-                    failures.record(Repeated.CANARY, device.number)  # the next is another text
+                    failures.record(Repeated.UNANSWERED)
                 of_all = waiting_device(verdict, device.number, device.node) is None
                 self._pause(step.delay_s, again, verdict, None if of_all else device)
             case policy.Split():
