@@ -196,7 +196,8 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
         yield _chart("Memory of a worker at its peak", span, held, human_bytes)
     sizes = sorted({size for peaks in timeline.peaks.values() for size in peaks}, key=int)
     if sizes:
-        places = {size: at * (_STEPS - 1) // len(sizes) for at, size in enumerate(sizes)}
+        last = max(1, len(sizes) - 1)
+        places = {size: at * (_STEPS - 1) // last for at, size in enumerate(sizes)}
         lines = list[Line]()
         for name, peaks in sorted(timeline.peaks.items()):
             lines.append((name, sorted((places[size], peaks[size]) for size in peaks)))
@@ -222,7 +223,7 @@ def _chart(
     for number, (words, points) in enumerate(drawn):
         css = f"s{number % 4 + 1}"
         path = "L".join(f"{at + 0.5} {_HEIGHT * (1 - value / top):.1f}" for at, value in points)
-        shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
+        shapes.append(tag("path", class_=f"line {css}", d=f"M{path}h1"))
         named.append(tag("span", tag("i", class_=css), words))
     drawing = tag(
         "svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img"
