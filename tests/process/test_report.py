@@ -90,7 +90,7 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     assert page.tags.count("svg") == page.tags.count("figcaption") >= 2
     chart = re.search("Attempts</figcaption>.*?</svg>", html, re.DOTALL)
     assert chart is not None
-    ends = [line.rpartition(" ")[2] for line in re.findall(r' d="(.*?)"', chart[0])]
+    ends = [line.rpartition(" ")[2] for line in re.findall(r' d="(.*?)h1"', chart[0])]
     assert ends == ["0.0", "66.7"], "3 attempts of up to 3 committed, and 1 failed"
     headings = [
         "What failed",
