@@ -135,21 +135,21 @@ def meanings(function: Callable[..., Any]) -> dict[str, str]:
     return {name: known[name] for name in inspect.signature(function).parameters}
 
 
-_COMMAND_WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (
-        r"\b([Rr])un (?:the same command )?again\b",
-        lambda found: f"{'C' if found[1] == 'R' else 'c'}all it again",
-    ),
-    (r"--(from-scratch|update)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
-    (r"(?m)^--set ", lambda _found: "set "),
-    (r"--set (\S*\w)", lambda found: f'set=["{found[1]}"]'),
+_COMMAND_WORDS = (
+    (r"\bRun (?:the same command )?again\b", "Call it again"),
+    (r"\brun (?:the same command )?again\b", "call it again"),
+    (r"--from-scratch\b", "from_scratch=True"),
+    (r"--update\b", "update=True"),
+    (r"(?m)^--set ", "set "),
+    (r"--set (\S*\w)", r'set=["\1"]'),
 )
+"""Patterns of the command's words -> what to say in Python."""
 
 
 def in_python(words: str) -> str:
     """Return the words with arguments in place of the command's options."""
-    for pattern, say in _COMMAND_WORDS:
-        words = re.sub(pattern, say, words)
+    for pattern, ours in _COMMAND_WORDS:
+        words = re.sub(pattern, ours, words)
     return words
 
 
