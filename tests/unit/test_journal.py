@@ -147,6 +147,8 @@ def test_a_reader_of_a_long_journal_begins_at_sums(layout: Layout, long: RunStat
         ('"offset":', '"offset":9'),
         ('"state":{', '"state":['),
         ('{"offset"', ""),
+        ('"points":[', '"points":[[1],'),
+        ('"last_event_s":', '"last_event_s":NaN,"x":'),
     ],
 )
 def test_damaged_sums(layout: Layout, long: RunState, whole: str, damaged: str) -> None:

@@ -91,8 +91,13 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         sums = read_message(Sums, path.with_suffix(".sums"))
-        if sums is None or not path.exists() or sums.offset > path.stat().st_size:
-            sums = Sums(0, RunState())  # none, or of another journal
+        size_bytes = path.stat().st_size if path.exists() else 0
+        if sums is None or not (
+            0 <= sums.offset <= size_bytes  # else it is of another journal
+            and 0 <= sums.state.began_s < _LATEST_S
+            and 0 <= sums.state.last_event_s < _LATEST_S
+        ):
+            sums = Sums(0, RunState())
         self.state = sums.state
         self.offset = sums.offset  # of the next line to read
 

@@ -111,6 +111,15 @@ class DeviceTimes:
 
 
 @dataclass(slots=True)
+class Point:
+    """What a run had kept at a moment."""
+
+    t: float
+    texts: int
+    tokens: int
+
+
+@dataclass(slots=True)
 class RunState:
     """What some events say of a workdir: of its last run, and in sums of all.
 
@@ -149,8 +158,8 @@ class RunState:
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the template process and of workers that committed a chunk, by phase."""
     kept_s: float = 0.0  # when texts of this run were last committed or saved
-    points: tuple[tuple[float, ...], ...] = ()
-    """(time, texts here, tokens here) at the first `go` and after each of the last commits."""
+    points: tuple[Point, ...] = ()
+    """At the first `go`, and after each of the last commits."""
     failed: int = 0  # attempts
     set_aside: int = 0  # chunks
     dropped: int = 0  # devices
@@ -310,7 +319,7 @@ class RunState:
             self._add_point(t)
 
     def _add_point(self, t: float) -> None:
-        point = (t, self.total("texts_here"), self.total("tokens_here"))
+        point = Point(t, self.total("texts_here"), self.total("tokens_here"))
         self.points = (*self.points[1 - _WINDOW :], point)
 
 

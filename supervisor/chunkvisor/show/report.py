@@ -246,8 +246,9 @@ def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Ma
         explain = tag("code", f"chunkvisor explain {rule.name if rule else last.outcome}")
         yield tag("h3", last.outcome, " ", tag("small", f"{counted(count, 'attempt')}, ", explain))
         # Most remedies of rules say what the run does next, which is wrong if it has halted.
-        told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
-        remedy = rule.remedy if rule and told else advice_on_bad_rows(last.outcome, last.rule)
+        goes_on = status.state is not State.HALTED
+        fits = rule is not None and (rule.exit_code is not None or goes_on)
+        remedy = rule.remedy if rule and fits else advice_on_bad_rows(last.outcome, last.rule)
         yield tag(
             "p",
             *([rule.cause, " "] if rule else []),
@@ -277,8 +278,8 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
             ]
             for row in manifest["quarantined"] if manifest is not None else found:
                 text = text_of_row(layout.output(name).table, row["row"])
-                said = (row["row"], row["place"], row["outcome"], row["reason"])
-                yield name, *said, clean(text or "-", 120)
+                values = (row["row"], row["place"], row["outcome"], row["reason"])
+                yield name, *values, clean(text or "-", 120)
 
 
 def render(workdir: Path, now_s: float) -> str:
@@ -307,11 +308,11 @@ def render(workdir: Path, now_s: float) -> str:
             more = f"These are the first {_MOST_ROWS}; <output>.quarantined.jsonl lists all."
             body.append(tag("p", more))
     charts = list(charts_of(timeline)) or [tag("p", "Nothing has been encoded yet.")]
-    told = (
+    happened = (
         tag("li", tag("small", human_moment(at_s)), f" {words}")
         for at_s, words in sorted(timeline.lines)
     )
-    body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
+    body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *happened)]
     paths = [
         layout.workdir,
         *(layout.output(name).manifest for name in status.outputs),

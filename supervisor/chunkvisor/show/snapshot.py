@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from chunkvisor.events.event import COMPUTING, STARTING, STOPPING, Weight
-from chunkvisor.events.state import Progress, RunState
+from chunkvisor.events.state import Point, Progress, RunState
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.frozen import frozen
@@ -212,17 +212,15 @@ def _rates(
     """Return texts and tokens a second; `texts` and `tokens` are those that are under way."""
     if not state.points:
         return None, None
-    first_s, first_texts, first_tokens = state.points[0]
+    first = state.points[0]
     end_s = now_s if state.ending is None and state.workers else state.kept_s
     if state.ending is not None and state.first_go_s is not None:  # the rate of the whole run
-        first_s = state.first_go_s
-        first_texts = 0
-        first_tokens = 0
-    spent_s = end_s - first_s
-    new_texts = state.total("texts_here") + texts - first_texts
+        first = Point(state.first_go_s, 0, 0)
+    spent_s = end_s - first.t
+    new_texts = state.total("texts_here") + texts - first.texts
     if spent_s <= 0 or new_texts <= 0:
         return None, None
-    return new_texts / spent_s, (state.total("tokens_here") + tokens - first_tokens) / spent_s
+    return new_texts / spent_s, (state.total("tokens_here") + tokens - first.tokens) / spent_s
 
 
 def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple[Weight, str]:

@@ -159,7 +159,7 @@ class Follower:
         )
 
 
-def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
+def _output_status(layout: OutputLayout, known: Progress) -> OutputStatus:
     """Return how far an output is: by its manifest once it is complete, until then by events."""
     found = read(layout, check_file=False)
     manifest = found.manifest
@@ -168,8 +168,8 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
         return OutputStatus(
             manifest["rows"],
             manifest["rows"],
-            told.chunks,
-            told.chunks,
+            known.chunks,
+            known.chunks,
             count,
             True,
             manifest["distinct_texts"],
@@ -178,23 +178,23 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
             listed_in=str(found.layout.quarantined) if count else "",
             truncated=(manifest.get("truncated") or {}).get("rows"),
         )
-    done = told.rows_done
-    bad = told.without
-    if told.complete:  # `retry` has made the rows without a vector pending again
-        done = told.rows - bad
+    done = known.rows_done
+    bad = known.without
+    if known.complete:  # `retry` has made the rows without a vector pending again
+        done = known.rows - bad
         bad = 0
     return OutputStatus(
-        told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct
+        known.rows, done, known.chunks, known.chunks_done, bad, distinct_texts=known.distinct
     )
 
 
 def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of a run of which `now` is the newest snapshot."""
-    told = run.state
-    ending = told.ending
+    known = run.state
+    ending = known.ending
     there = sorted(path.name for path in run.layout.outputs.glob("*/"))
     # In the order of the config.
-    names = [name for name in dict.fromkeys((*told.wanted, *there)) if name in there]
+    names = [name for name in dict.fromkeys((*known.wanted, *there)) if name in there]
     outputs = {
         name: _output_status(run.layout.output(name), now.outputs.get(name, Progress()))
         for name in names
@@ -207,7 +207,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     state = State.STOPPED
     if run.alive:
         state = State.RUNNING
-    elif outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
+    elif outputs and all(n in outputs and outputs[n].complete for n in known.wanted or outputs):
         state = State.COMPLETE
     elif ending and ending.code not in (*_STOPPED, *_DONE):
         state = State.HALTED
@@ -216,25 +216,25 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     is_stop = state is State.STOPPED and ending and ending.code not in _DONE and ending.why
     if ending and (state is State.HALTED or is_stop):
         message = ending.last_words
-    numbers = dict.fromkeys((*told.devices, *told.device_times))
+    numbers = dict.fromkeys((*known.devices, *known.device_times))
     return Status(
         state,
         run.holder.pid if run.holder else None,
         outputs,
-        dict(Counter(told.attempts_before) + Counter(told.attempts)),
+        dict(Counter(known.attempts_before) + Counter(known.attempts)),
         round(now.rows_per_s, 3) if now.rows_per_s else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
         {
-            told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes())
+            known.devices.get(n, f"device {n}"): known.device_times.get(n, DeviceTimes())
             for n in numbers
         },
         message,
-        told.command,
+        known.command,
         run.holder.host if run.holder else "",
-        told.began_s or None,
-        told.last_event_s or None,
-        {doing: round(seconds, 2) for doing, seconds in told.start_s.items()},
-        {phase: round(seconds, 2) for phase, seconds in told.phases_s.items()},
+        known.began_s or None,
+        known.last_event_s or None,
+        {doing: round(seconds, 2) for doing, seconds in known.start_s.items()},
+        {phase: round(seconds, 2) for phase, seconds in known.phases_s.items()},
         combined,
     )
 
