@@ -230,10 +230,8 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.reopened and not any(text.startswith(BAD) for text in texts):
             problems.append("what was to be tried again was not")
-        lacked_memory = [
-            call for call in calls if len(call) > 1 and any(text.startswith("big") for text in call)
-        ]
-        if promises.lesson and len(lacked_memory) > 1:  # a run begins one step wider
+        # A run begins one step wider.
+        if promises.lesson and stderr.count("CUDA out of memory") > 1:
             problems.append("a lesson about memory was paid for again")
         if promises.complete and (calls or " of up to " in stderr):
             problems.append(f"what was complete was begun again: {calls}")
