@@ -271,7 +271,7 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
 
     workplace.ends(0)
     (failed,) = workplace.named("attempt_failed")
-    assert failed["outcome"] == "crashed", "on a CPU the words of a GPU are the encoder's own"
+    assert failed["outcome"] == "device_fault", "its class is torch's, which never quotes a text"
     (worker,) = [event for event in workplace.named("worker_ended") if event["returncode"]]
     assert worker["returncode"] == WorkerExit.FAULT
 
