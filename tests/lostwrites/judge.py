@@ -17,6 +17,7 @@ from unittest import mock
 import chunkvisor.store.records
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
+from chunkvisor.events.journal import read_events
 from iofault.forked import run_command
 from quickruns import be_quick
 
@@ -129,6 +130,8 @@ class End:
     stderr: str
     calls: list[list[str]]
     """Of the encoder, by all commands so far."""
+    ooms: int
+    """Attempts so far that lacked memory."""
     finals: Mapping[str, bytes]
 
 
@@ -184,12 +187,14 @@ class Judge:
         # Whoever was to be killed has been killed, in the recording.
         place = self._scenario.lay_out(case, source, FAULTS if mended else {"leave"})
         stats = self._rebuild(crash, case / "disk")
+        before = count_ooms(case / "disk")
         for each in tries:
             words = with_source(each.words, source)
             code, stderr = run_command(
                 partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S
             )
-            yield End(code, stderr, place.calls(), finals_in(case / "disk"))
+            ooms = count_ooms(case / "disk") - before
+            yield End(code, stderr, place.calls(), ooms, finals_in(case / "disk"))
             if code == 0 and each.final:
                 break
             stats = {}
@@ -204,12 +209,12 @@ class Judge:
         right = self._recording.finals[promises.command :]
         problems = ["the final files are others"] if each.final and end.finals not in right else []
         if first:
-            problems += self._broken(promises, end.calls, end.stderr)
+            problems += self._broken(promises, end)
         return [f"{problem}\n{end.stderr[-3000:]}" for problem in problems]
 
-    def _broken(self, promises: Promises, calls: Sequence[Sequence[str]], stderr: str) -> list[str]:
+    def _broken(self, promises: Promises, end: End) -> list[str]:
         """Promises that were not kept by the first command after the power cut."""
-        problems, scenario = [], self._scenario
+        problems, scenario, calls = [], self._scenario, end.calls
         # A text alone is a canary: attempts that follow a failure begin with one that has a vector.
         bad = any(text.startswith(BAD) for text in scenario.texts)
         again = [
@@ -230,10 +235,9 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.reopened and not any(text.startswith(BAD) for text in texts):
             problems.append("what was to be tried again was not")
-        # A run begins one step wider.
-        if promises.lesson and stderr.count("CUDA out of memory") > 1:
+        if promises.lesson and end.ooms > 1:  # a run begins one step wider
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (calls or " of up to " in stderr):
+        if promises.complete and (calls or " of up to " in end.stderr):
             problems.append(f"what was complete was begun again: {calls}")
         return problems
 
@@ -269,6 +273,12 @@ def _stats(folder: Path) -> dict[int, tuple[int, int, int, int]]:
         state = path.lstat()
         found[state.st_ino] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
     return found
+
+
+def count_ooms(disk: Path) -> int:
+    """Count the attempts in the journal that lacked memory."""
+    told = read_events(disk / "work/.chunkvisor/events.jsonl")
+    return sum(getattr(each.event, "outcome", "") == "gpu_oom" for each in told)
 
 
 def _mark_is_whole(crash: Crash) -> bool:
