@@ -1,9 +1,16 @@
 """The events of a run: frozen dataclasses, whose fields are the keys of their lines in the journal.
 
-`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line.
+`ChunkCommitted(...)` becomes a line with `"event": "chunk_committed"` and a key for each field. A
+field with a default may be missing in a line, which an older version may have written.
 
-To add an event, write its class here. `words` is what people read of it, with fields in braces:
-`{chunks}` is `3`, `{chunks:chunk}` is `3 chunks`. `stage` is what the run is doing from then on.
+To add an event, write its class here: with an annotation a name is a field, and without one it is
+one of these attributes of the class.
+
+- `words`: what people read of the event, with fields in braces. `{chunks}` becomes `3`, and
+  `{chunks:chunk}` becomes `3 chunks`. An event without words is only in the journal. Words that
+  depend on more than the fields are made by the property `_sentence`.
+- `stage`: what the run is doing from this event on, as status and live view say it.
+- `weight`: how much it matters to the person.
 """
 
 import re
@@ -45,15 +52,14 @@ class Event:
     words: ClassVar[str] = ""
     stage: ClassVar[str] = ""
 
-    def __init_subclass__(cls, weight: Weight | None = None) -> None:
-        """Make the subclass a frozen dataclass, and register it unless its name ends in Event.
+    def __init_subclass__(cls) -> None:
+        """Make the subclass a frozen dataclass, and put it into `KINDS`.
 
-        Such a name is of a base class.
+        A class whose name ends in Event is only the base of others, and stays out of `KINDS`.
         """
         # Without eq and repr, which would be compiled for each class at every start of a command.
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        cls.weight = cls.weight if weight is None else weight
         if not cls.name.endswith("_event"):
             KINDS[cls.name] = cls
 
@@ -71,6 +77,7 @@ class Event:
 
     @property
     def _sentence(self) -> str:
+        """The words with the values of the fields, as they came into the event."""
         values = {
             name: _Count(value) if type(value) is int else value
             for name, value in vars(self).items()
@@ -162,12 +169,16 @@ class Note(Event):
     text: str
 
 
-class Warned(Note, weight=CARE):
+class Warned(Note):
     """Something that a person should look at."""
 
+    weight = CARE
 
-class Alarmed(Note, weight=LOSS):
+
+class Alarmed(Note):
     """Something that a person must look at."""
+
+    weight = LOSS
 
 
 class Doing(Event):
@@ -177,9 +188,10 @@ class Doing(Event):
     doing: str
 
 
-class Waiting(Event, weight=CARE):
+class Waiting(Event):
     """Nothing is started for a while, on one device or on all."""
 
+    weight = CARE
     delay_s: float  # until the next try
     reason: str
     outcome: str = ""
@@ -189,16 +201,19 @@ class Waiting(Event, weight=CARE):
 
     @property
     def _sentence(self) -> str:
+        if self.again:
+            return ""
         most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
-        waiting = (
+        so_far = (
             f"still waiting, {human_time(self.waited_s)} by now" if self.waited_s else "waiting"
         )
-        return "" if self.again else f"{waiting}{most}: {self.reason}"
+        return f"{so_far}{most}: {self.reason}"
 
 
-class LimitsLowered(Event, weight=CARE):
+class LimitsLowered(Event):
     """A batch did not fit into memory: from now on batches are smaller."""
 
+    weight = CARE
     rows: int
     tokens: int | None = None  # padded; None if tokens cannot be counted
     where: str = ""  # the kind of device, if there are several
@@ -249,6 +264,8 @@ class Resolving(Event):
 
 
 class OutputEvent(Event):
+    """An event of one output, by its name."""
+
     output: str
 
 
@@ -304,10 +321,14 @@ class OutputComplete(OutputAlreadyComplete):
 
 
 class ChunkEvent(OutputEvent):
+    """An event of one chunk of an output, by its number from 0."""
+
     chunk: int
 
 
 class AttemptEvent(ChunkEvent):
+    """An event of one attempt at a chunk, by its number from 1."""
+
     attempt: int
 
 
@@ -361,7 +382,7 @@ class FailureEvent(AttemptEvent):
     rule: str = ""  # the name of the rule that recognized the fault
     phase: str = ""
     log: str = ""
-    then: str = ""  # what the run does about it; empty if the next event says so
+    then: str = ""  # what the run does about it; empty if another event says that
     rows: str = ""  # the rows that it was computing when it failed, such as `rows 10 to 19`
 
     @property
@@ -370,8 +391,10 @@ class FailureEvent(AttemptEvent):
         return f"; it was computing {self.rows}" if self.rows else ""
 
 
-class AttemptFailed(FailureEvent, weight=CARE):
+class AttemptFailed(FailureEvent):
     """An attempt at a whole chunk failed."""
+
+    weight = CARE
 
     @property
     def _sentence(self) -> str:
@@ -391,7 +414,8 @@ class AttemptInterrupted(FailureEvent):
     """It was stopped, or its machine was lost; it counts for nothing."""
 
 
-class LateCrash(ChunkEvent, weight=CARE):
+class LateCrash(ChunkEvent):
+    weight = CARE
     words = (
         "{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept"
     )
@@ -432,7 +456,8 @@ class BatchesKept(ChunkEvent):
     tokens: int = 0  # about: as of its last beat
 
 
-class ChunkSplit(ChunkEvent, weight=CARE):
+class ChunkSplit(ChunkEvent):
+    weight = CARE
     words = (
         "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
     )
@@ -446,7 +471,8 @@ class ChunkSplit(ChunkEvent, weight=CARE):
         return "" if self.again else super()._sentence
 
 
-class Quarantined(OutputEvent, weight=LOSS):
+class Quarantined(OutputEvent):
+    weight = LOSS
     words = "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}"
     row: int  # the first that has the text
     place: str = ""  # file and line
@@ -456,7 +482,8 @@ class Quarantined(OutputEvent, weight=LOSS):
     rows: int = 1  # how many have the text
 
 
-class ChunkSetAside(ChunkEvent, weight=LOSS):
+class ChunkSetAside(ChunkEvent):
+    weight = LOSS
     words = "{output} chunk {chunk} is set aside; the next run tries it again: {reason}"
     reason: str = ""
 
@@ -468,20 +495,23 @@ class NodeJoined(Event):
     first: int  # number of the first of them
 
 
-class NodeLost(Event, weight=CARE):
+class NodeLost(Event):
+    weight = CARE
     words = "node {node} is lost, {left:device} left; its chunks are done elsewhere: {why}"
     node: str
     left: int = 0  # devices that still work
     why: str = ""
 
 
-class NodeSetAside(NodeLost, weight=LOSS):
+class NodeSetAside(NodeLost):
     """A node of the cluster cannot do the job."""
 
+    weight = LOSS
     words = "node {node} is left out, {left:device} left: {why}"
 
 
-class DeviceDropped(Event, weight=LOSS):
+class DeviceDropped(Event):
+    weight = LOSS
     words = "{device} is left out, {left:device} left: {why}"
     device: str
     left: int = 0
@@ -505,6 +535,7 @@ class TemplateReady(TemplateEvent):
     phase_s: dict[str, float] = field(default_factory=dict)
 
 
-class WarmGivenUp(TemplateEvent, weight=CARE):
+class WarmGivenUp(TemplateEvent):
+    weight = CARE
     words = "from now on each worker is a new interpreter: the template process failed: {reason}"
     reason: str = ""

@@ -1,7 +1,7 @@
 """The journal: one line of JSON for each event, oldest first.
 
-It is for people and views. No run depends on it: if it is lost or damaged, no row is. Lines that
-cannot be read are skipped.
+It is for people and views. No run depends on it: no row is lost with it. A line that cannot be read
+is skipped.
 """
 
 import contextlib
@@ -34,9 +34,12 @@ class Logged(NamedTuple):
 
 @frozen
 class Sums:
-    """What the events of a journal add up to, so that no reader has to begin at its start."""
+    """What the first events of a journal add up to, so that readers need not read these.
 
-    offset: int  # end of these events
+    `Journal` writes it next to the journal, with the suffix .sums, after each MiB of events.
+    """
+
+    offset: int  # where these events end in the journal, in bytes
     state: RunState
 
 
@@ -49,7 +52,7 @@ class Journal:
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        deque(tail.read_new(), maxlen=0)
+        deque(tail.read_new(), maxlen=0)  # reads all, and holds none
         self.state = tail.state
         self._keep_sums(tail.offset)
         # A killed run may have left half a line: ours must not continue it.
@@ -65,8 +68,8 @@ class Journal:
     def write(self, event: Event) -> None:
         """Append one event, if the disk has room, and add it to the state.
 
-        It is one write(2) with O_APPEND, so that readers never see two events mixed. It is not
-        synced, since no run depends on it.
+        One call of write(2) with O_APPEND writes the line, so that no reader sees two events mixed.
+        It is not synced, since no run depends on it.
         """
         t = round(time.time(), 3)
         line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
@@ -85,7 +88,7 @@ class Journal:
 class Tail:
     """Follows a journal that grows, and keeps the state that its events add up to.
 
-    It begins at the sums, if there are any: with at most about a MiB still to be read.
+    It begins where the written `Sums` end, if there are any, so that at most about a MiB is read.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """What the events of a journal add up to: the one value from which all views are made.
 
-`show.snapshot` turns it into words and rates.
+`RunState.apply` adds one event; `show.snapshot` makes words and rates of the sums.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from chunkvisor_worker.contract.messages import merge_peaks
 _WINDOW = 48
 """The rates of a live run are taken over this many commits: enough to be steady, few enough to
 follow a change."""
-
-
 _WELL_USED = 0.75
-"""The share of torch's reserved memory that is allocated at the peak, unless it is fragmented."""
+"""Of the memory that torch has reserved, more than this share is allocated at the peak. Less is a
+sign of memory in pieces that are too small to be used."""
 
 
 @dataclass(slots=True)
 class Progress:
     """How far an output is.
 
-    Its distinct texts are done (in committed chunks, or reused), saved (in chunks that are not
-    committed yet), under way (encoded by a worker that has not handed them over) or left.
+    Each of its distinct texts is in one of four states: done (its chunk is committed, or its vector
+    is reused), saved (its vector is on disk, but the chunk has others left), under way (a worker
+    has encoded it, and not handed it over yet), or left to be encoded.
     """
 
     rows: int = 0
@@ -44,10 +44,14 @@ class Progress:
     without: int = 0  # rows without a vector, found by this run or an earlier one
 
     @property
+    def texts_encoded(self) -> int:
+        """How many texts are done, saved or under way."""
+        return self.texts_done + self.texts_saved + self.texts_under_way
+
+    @property
     def share(self) -> float:
         """The share of its texts that are encoded, from 0 to 1."""
-        done = self.texts_done + self.texts_saved + self.texts_under_way
-        return 1.0 if self.complete else min(1.0, done / max(1, self.distinct))
+        return 1.0 if self.complete else min(1.0, self.texts_encoded / max(1, self.distinct))
 
     @property
     def rows_done(self) -> int:
@@ -121,13 +125,14 @@ class Point:
 
 @dataclass(slots=True)
 class RunState:
-    """What some events say of a workdir: of its last run, and in sums of all.
+    """What the events so far say of a workdir: of its last run, and a few sums over all runs.
 
-    "Here" in a name means: by the last run. All values have a JSON form, for `journal.Sums`; a
-    dictionary by chunk has keys like `titles chunk 4`.
+    "Here" in a name means: by the last run. All values have a JSON form, so that `journal.Sums` can
+    be written; for that reason a dictionary by chunk has keys like `titles chunk 4`.
     """
 
-    # The next run takes these over, and replaces most of them once it begins to work.
+    # These stay when the next run begins (`Invoked`), so that they can be shown until it has
+    # something to say. Their order is that of the call of `__init__` in `apply`.
     attempts_before: dict[str, int] = field(default_factory=dict)  # of earlier runs, by outcome
     wanted: tuple[str, ...] = ()  # outputs of the config, in its order
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
@@ -174,13 +179,14 @@ class RunState:
     def apply(self, event: Event, t: float) -> None:
         """Add an event that happened at `t`, seconds since the epoch."""
         if isinstance(event, events.Invoked):
-            # Forget the run before, except for what holds until this one begins to work.
+            # A new run: forget the one before, except for the first five fields. The observers
+            # hold this object, so it is filled anew instead of being replaced.
             _add(self.attempts_before, self.attempts)
             for output in self.outputs.values():
                 output.texts_here = 0
                 output.tokens_here = 0
                 output.quarantined = 0
-            self.__init__(  # type: ignore[misc]  # anew
+            self.__init__(  # type: ignore[misc]
                 self.attempts_before,
                 self.wanted,
                 self.device_times,
@@ -191,11 +197,12 @@ class RunState:
             self.last_event_s = t
             self.workdir = event.workdir
             self.command = event.command
+        # Until a worker has a device, the time since the last event goes to what was done then.
         if self.first_go_s is None and self.ending is None:
             _add(self.start_s, {self.doing: t - self.last_event_s})
         self.last_event_s = t
         stage = event.stage and event.stage.format_map(vars(event))
-        # A worker that gets its device while the run stops does not make it compute again.
+        # A worker may still get its device while the run stops: it is shown as stopping even so.
         if stage and not (isinstance(event, events.Go) and self.doing == STOPPING):
             self.doing = stage
         if stage or isinstance(event, events.OutputOpened):
@@ -222,8 +229,8 @@ class RunState:
                 self.devices |= _labels_of(event.device, f"{event.node} ", event.first)
             case events.NodeLost():
                 self.devices = {
-                    n: name
-                    for n, name in self.devices.items()
+                    number: name
+                    for number, name in self.devices.items()
                     if not name.startswith(f"{event.node} ")
                 }
             case events.DeviceDropped():
@@ -254,7 +261,7 @@ class RunState:
                     setattr(output, name, getattr(event, name))
                 output.without = event.quarantined
                 output.complete = False
-            case events.OutputAlreadyComplete():  # OutputComplete is one, too
+            case events.OutputAlreadyComplete():  # or OutputComplete, a subclass
                 output.rows = event.rows
                 output.complete = True
             case events.Quarantined():  # a quarantined text counts as done
@@ -291,7 +298,7 @@ class RunState:
                 if isinstance(event, events.PartCommitted):
                     _add(self.attempts, {str(Outcome.COMMITTED): 1})
                 output.texts_saved += event.texts
-                # What is kept before a worker computes is of the run before.
+                # Before a worker computes, a run keeps what the run before it has left.
                 if self.first_go_s is not None:
                     output.texts_here += event.texts
                     output.tokens_here += event.tokens
@@ -313,7 +320,8 @@ class RunState:
         self.searched.pop(chunk, None)
         if event.texts_per_s:
             self.last_commit = event
-        if event.attempt_ok:  # a chunk that was put together from parts is of no single attempt
+        # The attempts at parts of a chunk are counted when their parts are committed.
+        if event.attempt_ok:
             _add(self.attempts, {str(Outcome.COMMITTED): 1})
         if self.points:
             self._add_point(t)
@@ -329,7 +337,11 @@ def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
-    """Return a short name for each device, such as `GPU 0`, by its number from `first` on."""
+    """Return a short name for each device, by its number as text, which starts at `first`.
+
+    `devices` are their long names with commas: two GPUs are `{"0": "GPU 0", "1": "GPU 1"}`, and
+    those of the node `n2` after four others `{"4": "n2 GPU 0", "5": "n2 GPU 1"}`.
+    """
     names = enumerate(devices.split(", "), first)
     return {
         str(number): f"{node}{'CPU' if name == 'cpu' else f'GPU {number - first}'}"
