@@ -22,15 +22,17 @@ _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
 
 
 def open_invocation(layout: Layout) -> InvocationFiles | None:
-    """Make the folder of the next invocation with an empty log, link `latest`, remove old folders.
+    """Make the folder of the next invocation, such as `runs/012_2026-01-31_235959`.
 
-    The caller holds the workdir's lock, so that no number is given twice. Return None if the disk
-    refuses: the run goes on without.
+    It has an empty log; the link `latest` leads to it, and old folders are removed. The caller
+    holds the workdir's lock, so that no number is given twice.
+
+    Return None if the folder cannot be made: the run goes on without it.
     """
     try:
         make_folder(layout.runs, durable=False)
         names = [entry.name for entry in layout.runs.iterdir()]
-        numbers = [int(match[1]) for match in map(_NUMBER.match, names) if match is not None]
+        numbers = [int(match[1]) for match in filter(None, map(_NUMBER.match, names))]
         number = 1 + max(numbers, default=0)
         files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
         files.folder.mkdir()
@@ -43,7 +45,8 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         layout.latest.symlink_to(files.name)
     matches = filter(None, map(_OURS.fullmatch, names))
     ours = sorted(matches, key=lambda match: int(match[1]))
-    for match in ours[: max(0, len(ours) - KEPT + 1)]:
+    # All but the newest: with the new one, KEPT stay.
+    for match in ours[: 1 - KEPT]:
         remove_folder(layout.runs / match[0])
     return files
 

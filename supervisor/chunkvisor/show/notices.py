@@ -26,10 +26,10 @@ END_S = 5.0
 class Notices(Observer):
     """Sends a notice when a run is complete, needs a person, or quarantines its first text.
 
-    A run that was asked to stop needs no person, nor does a wrong config of a run that has not
-    begun to work: whoever has typed the command reads that.
+    No notice is sent of a run that was asked to stop, nor of a wrong config that ends a run before
+    it works: whoever has typed the command reads that.
 
-    A thread delivers them by apprise, in order. The run waits for it only at its end.
+    A thread delivers the notices by apprise, in order. The run waits for it only at its end.
     """
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
@@ -49,8 +49,11 @@ class Notices(Observer):
                 self._is_stopping = True
             case events.RunEnded() if state.worked:
                 now = snapshot_of(state)
-                complete = {name: each for name, each in now.outputs.items() if each.complete}
-                rows = [f"{name}: {counted(each.rows, 'row')}" for name, each in complete.items()]
+                rows = [
+                    f"{name}: {counted(each.rows, 'row')}"
+                    for name, each in now.outputs.items()
+                    if each.complete
+                ]
                 body = "\n".join([*rows, f"after {human_time(now.elapsed_s)}"])
                 self._enqueue("success", "complete", body)
             case events.Halted(code=ExitCode.INTERRUPTED | ExitCode.TERMINATED):

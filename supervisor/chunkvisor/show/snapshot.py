@@ -6,6 +6,7 @@ metrics, notices and the head of the report are all printed from it.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -47,8 +48,8 @@ class Snapshot:
     outputs: dict[str, Progress] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
     """What each is doing, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`."""
-    # While the run lives, over its last chunks. After it, from the first `go` of a worker to the
-    # last row, so that the first start of the workers does not count, and gaps between chunks do.
+    # While the run lives, the mean over its last chunks. After it, the mean from the first `go` of
+    # a worker to the last row: the first start of the workers does not count, later gaps do.
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
@@ -70,7 +71,7 @@ class Snapshot:
 
     @property
     def progress(self) -> str:
-        """`about 4 of 8 rows, 2 of 4 chunks`."""
+        """Say how far it is: `about 4 of 8 rows, 2 of 4 chunks`."""
         about = any(each.estimated for each in self.outputs.values())
         rows = rows_in_words(self.total("rows_done"), self.total("rows"), about=about)
         return f"{rows}, {self.total('chunks_done'):,} of {counted(self.total('chunks'), 'chunk')}"
@@ -130,12 +131,11 @@ def percent(share: float) -> str:
     return f"{min(int(100 * share), 100 if share >= 1 else 99)} %"
 
 
-def take_snapshot(
-    state: RunState, layout: Layout | None = None, now_s: float | None = None
-) -> Snapshot:
+def take_snapshot(state: RunState, layout: Layout | None = None, *, alive: bool = True) -> Snapshot:
     """Read the beats of the workers, and return what there is to see of a run.
 
-    `layout` is the workdir as this machine has it; by default it is where the run says.
+    `layout` is the workdir as this machine has it; by default it is where the run says. A run that
+    is not `alive` is shown as of its last event.
     """
     layout = layout or Layout(Path(state.workdir))
     beats = {}
@@ -146,17 +146,21 @@ def take_snapshot(
             beat = read_beat(path)
             if beat is not None:
                 beats[key] = beat, max(0.0, time.time() - path.stat().st_mtime)
-    return snapshot_of(state, time.time() if now_s is None else now_s, beats)
+    return snapshot_of(state, time.time() if alive else 0.0, beats)
 
 
 def snapshot_of(state: RunState, now_s: float = 0.0, beats: Beats | None = None) -> Snapshot:
-    """Return what there is to see of a run at `now_s`; once it has ended, at its end."""
+    """Return what there is to see of a run at `now_s` (seconds since the epoch).
+
+    Of a run that has ended, and by default, it is that at the last event. Without `beats`, the
+    workers are shown as they started.
+    """
     beats = beats or {}
     live = state.ending is None
     now_s = max(state.last_event_s, now_s if live else 0.0)
     workers = list[str]()
-    under_way = dict.fromkeys(state.outputs, 0)
-    tokens = 0
+    under_way = Counter[str]()  # texts, by output
+    tokens = 0  # of these texts
     longest = (0.0, "")  # seconds of silence, and the chunk
     by_device = sorted(
         state.workers.items(), key=lambda each: (each[1].started.device, not each[1].computing)
@@ -169,7 +173,7 @@ def snapshot_of(state: RunState, now_s: float = 0.0, beats: Beats | None = None)
         words = f"{label}: {chunk}, {PHASES[beat.phase]}"
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
-            under_way[at.output] = under_way.get(at.output, 0) + done
+            under_way[at.output] += done
             tokens += beat.tokens_done
             longest = max(longest, (silent_s, chunk))
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
@@ -177,14 +181,12 @@ def snapshot_of(state: RunState, now_s: float = 0.0, beats: Beats | None = None)
     outputs = {
         name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()
     }
-    texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
+    texts_per_s, tokens_per_s = _rates(state, now_s, under_way.total(), tokens)
     # Outputs that this run works on: others say nothing of its rate.
     ours = [each for each in outputs.values() if each.texts_here or not each.complete]
     distinct = sum(each.distinct for each in ours)
     rows = sum(each.rows for each in ours)
-    left = distinct - sum(
-        each.texts_done + each.texts_saved + each.texts_under_way for each in ours
-    )
+    left = distinct - sum(each.texts_encoded for each in ours)
     # Before the first commit there is no rate to go by: the longest texts come first. A run that
     # stops will not finish its work.
     eta_s = None
@@ -209,7 +211,10 @@ def snapshot_of(state: RunState, now_s: float = 0.0, beats: Beats | None = None)
 def _rates(
     state: RunState, now_s: float, texts: int, tokens: int
 ) -> tuple[float | None, float | None]:
-    """Return texts and tokens a second; `texts` and `tokens` are those that are under way."""
+    """Return texts and tokens a second, None if they are not known yet.
+
+    `texts` and `tokens` are how many are under way.
+    """
     if not state.points:
         return None, None
     first = state.points[0]

@@ -142,21 +142,19 @@ class Follower:
     def refresh(self) -> Snapshot:
         """Read what is new; `news` has its events with words, at first only the last few."""
         self.holder = read_holder(self.layout.lock)
-        # A journal may have thousands of events that are new.
+        # Thousands of events may be new: most are never shown, so only the last are held.
         come = [each for each in deque(self._tail.read_new(), maxlen=1000) if each.event.line]
         self.news = come if self._refreshed else come[-_NEWS:]
         self._refreshed = True
-        # On another host, whose processes cannot be seen.
+        # Whether the run is on another host, whose processes cannot be seen.
         self.elsewhere = self.holder is not None and self.holder.alive() is None
         silent_s = time.time() - self.state.last_event_s
         # A run whose last event has come is over, though its process may take a moment to end.
         self.alive = self.state.ending is None and (
             is_held(self.layout.lock) or (self.elsewhere and silent_s < _FOREIGN_SILENCE_S)
         )
-        # Here the workdir may be mounted elsewhere than the journal says.
-        return take_snapshot(
-            self.state, self.layout, time.time() if self.alive else self.state.last_event_s
-        )
+        # With our layout: the run may have seen the workdir under another path.
+        return take_snapshot(self.state, self.layout, alive=self.alive)
 
 
 def _output_status(layout: OutputLayout, known: Progress) -> OutputStatus:
@@ -211,12 +209,11 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         state = State.COMPLETE
     elif ending and ending.code not in (*_STOPPED, *_DONE):
         state = State.HALTED
-    # The last message is shown after a halt, and after a stop that had troubles as its reason.
+    # The last words are shown after a halt, and after a stop for which there was a reason.
     message = list[str]()
-    is_stop = state is State.STOPPED and ending and ending.code not in _DONE and ending.why
-    if ending and (state is State.HALTED or is_stop):
+    had_trouble = ending and ending.code not in _DONE and ending.why
+    if ending and (state is State.HALTED or (state is State.STOPPED and had_trouble)):
         message = ending.last_words
-    numbers = dict.fromkeys((*known.devices, *known.device_times))
     return Status(
         state,
         run.holder.pid if run.holder else None,
@@ -226,7 +223,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
         {
             known.devices.get(n, f"device {n}"): known.device_times.get(n, DeviceTimes())
-            for n in numbers
+            for n in known.devices | known.device_times
         },
         message,
         known.command,
