@@ -240,12 +240,12 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         return
     except Halt as halt:
         case.refused["right-vectors"] = halt
-    case.place = (
-        "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
-    )
+    case.place = "plugin"
+    if source.path:
+        case.place = "folder" if source.path == model.name else "cache"
+        case.model = modelfolder.read_model_folder(Path(source.path))
     if model.expect:
         case.expected = read_expected(model.expect)
-    case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
     case.dtype = case.model.computes_in(model)
     if not case.busy_pid and "right-vectors" not in case.refused:
         _encode_samples(case, loaded, source.spec(model), scratch, say)
