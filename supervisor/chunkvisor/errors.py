@@ -80,10 +80,9 @@ class ChunkvisorError(Exception):
         from chunkvisor_worker.contract.exits import Outcome
         from chunkvisor_worker.contract.rules import RULES
 
-        known = {rule.name: str(rule.outcome) for rule in RULES} | {
-            str(each): str(each) for each in Outcome
-        }
-        return known.get(self.see, "")
+        outcomes = {rule.name: str(rule.outcome) for rule in RULES}
+        outcome = outcomes.get(self.see, self.see)
+        return outcome if outcome in [*Outcome] else ""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -110,10 +109,11 @@ Halt = ChunkvisorError
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
-    """Return the message of an error from its `details`, as they stand in the journal.
+    """Return the message of an error from its `details`, as the journal has them.
 
-    There are no lines if `details` has no message. An empty log (a killed worker writes none) is
-    said to be empty; that of a worker that ended well is not named.
+    There are no lines if `details` has no message. Of an empty log the line says so: a killed
+    worker writes nothing. If the vectors were not usable, an empty log is left out, since the
+    worker ended well.
     """
     words = {
         name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)
@@ -126,7 +126,7 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
 
 
 def is_empty(log: str) -> bool:
-    """Say whether this log exists, and nothing was written into it."""
+    """Say whether the file at this path, a worker's log, exists and is empty."""
     try:
         return bool(log) and not Path(log).stat().st_size
     except (OSError, ValueError):  # gone, or on another machine; a NUL in a journal's line

@@ -32,6 +32,7 @@ def print_json(value: object) -> None:
 
 
 def _print(text: str, *, err: bool = False, red: bool = False) -> bool:
+    """Print a text as `print_lines` does, which masks secrets before."""
     stream = sys.stderr if err else sys.stdout
     words = printable(text)
     if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):
@@ -39,29 +40,22 @@ def _print(text: str, *, err: bool = False, red: bool = False) -> bool:
     try:
         write(stream, f"{words}\n")
     except OSError as error:
-        if not err and not isinstance(error, BrokenPipeError):
-            raise _unwritable_output(error) from None
-        _send_to_devnull(
-            stream
-        )  # the interpreter would flush it once more at its end, and complain
-        return False
+        # The interpreter flushes the stream once more at its end, and would complain.
+        _send_to_devnull(stream)
+        if err or isinstance(error, BrokenPipeError):
+            return False
+        raise Halt(
+            ExitCode.DISK,
+            "standard output cannot be written",
+            "free some space on the target disk",
+            why=str(error),
+        ) from None
     return True
 
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Say whether the stream is a terminal, which a person may read."""
     return stream is not None and not stream.closed and stream.isatty()
-
-
-def _unwritable_output(error: OSError) -> Halt:
-    """Return the Halt for an output that cannot be written, and write nothing more to it."""
-    _send_to_devnull(sys.stdout)
-    return Halt(
-        ExitCode.DISK,
-        "standard output cannot be written",
-        "free some space on the target disk",
-        why=str(error),
-    )
 
 
 def write(stream: TextIO | None, text: str) -> None:
@@ -106,9 +100,8 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for all of the process
 
 
-def _send_to_devnull(stream: TextIO | None) -> None:
-    if stream is None:
-        return
+def _send_to_devnull(stream: TextIO) -> None:
+    """Let /dev/null take whatever is still written to the stream."""
     with contextlib.suppress(OSError, ValueError):
         number = stream.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)

@@ -39,10 +39,10 @@ def listed(items: Sequence[str], most: int) -> str:
     return ", ".join(items[:most]) + more
 
 
-def which_rows(rows: Sequence[int], most: int = 5) -> str:
+def which_rows(rows: Sequence[int]) -> str:
     """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`; without rows, nothing.
 
-    `rows` rise; at most `most` ranges of them are named.
+    `rows` are sorted; at most five ranges of them are named.
     """
     if not rows:
         return ""
@@ -52,9 +52,9 @@ def which_rows(rows: Sequence[int], most: int = 5) -> str:
             ranges[-1] = ranges[-1][0], row
         else:
             ranges.append((row, row))
-    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in ranges[:most]]
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in ranges[:5]]
     noun = "row" if len(rows) == 1 else "rows"
-    more = " and more" if len(ranges) > most else ""
+    more = " and more" if len(ranges) > 5 else ""
     return f"{noun} {', '.join(shown)}{more}"
 
 
@@ -64,13 +64,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
-    """Say `did you mean run?`; if nothing comes near, `there are: run, encode`."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise}: {listed(list(names), 20)}"
+    """Say `did you mean run?`; if no name is similar, `there are: run, encode`."""
+    known = list(names)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {listed(known, 20)}"
 
 
 def printable(text: str) -> str:
-    """Return the text, line by line, with nothing in it that could steer a terminal."""
+    """Return the text with a replacement character for each that could steer a terminal."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for char in text

@@ -34,7 +34,6 @@ _WORDS = {
     "bool_type": "true or false",
     "string_type": "text",
     "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "text, or a list of texts",
     "int_parsing_size": "a smaller number",
@@ -319,17 +318,16 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
         is_name = key[-1:] == ("[key]",)  # pydantic's mark if the name of a key is wrong
         if kind not in ("extra_forbidden", "missing"):
             key = key[: _depth(values, key)]
-        names = tuple(map(str, key))
-        own = names[2:] if names[:1] == ("outputs",) and len(names) > 2 else names
         shown = "this"
-        if not (is_name or _SECRET_KEYS.intersection(names[:1]) or isinstance(value, dict | list)):
+        if not (is_name or _SECRET_KEYS.intersection(key[:1]) or isinstance(value, dict | list)):
             shown = _shortened(json.dumps(value, ensure_ascii=False, default=repr))
         sentences = found.setdefault(key, [])
         if kind == "extra_forbidden":
-            asked = ".".join(("outputs", "*", *own) if own != names else names)
-            sentences.append(
-                f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}"
-            )
+            asked = list(map(str, key))
+            if asked[0] == "outputs":
+                asked[1] = "*"  # as the names of valid keys have it
+            hint = did_you_mean(".".join(asked).lower(), _all_keys(Config), "valid are")
+            sentences.append(f"unknown key; {hint}")
         elif kind == "missing":
             sentences.append("this key is required")
         elif kind == "value_error":
