@@ -58,7 +58,7 @@ _OF_SENTENCE_TRANSFORMERS = {
     "precision": "sentence_transformers.quantize_embeddings(vectors, precision)",
     "show_progress_bar": "progress",
 }
-"""Its arguments -> what to use here."""
+"""Arguments of `SentenceTransformer.encode` -> what to use here."""
 
 
 _MEANINGS = {
@@ -147,23 +147,24 @@ _COMMAND_WORDS = (
 
 
 def in_python(words: str) -> str:
-    """Return the words with arguments in place of the command's options."""
+    """Replace options of the command by arguments: `--from-scratch` by `from_scratch=True`."""
     for pattern, ours in _COMMAND_WORDS:
         words = re.sub(pattern, ours, words)
     return words
 
 
 _LINE = re.compile(rf"(?:/[^:\n]*)?/{_TEXTS_FILE.pattern}:(\d+)")
-"""The place of a text in the file that `encode` has written of its texts."""
+"""Matches the place of a text in the file to which `write_texts` writes them, such as
+`/cache/texts-0123456789abcdef.jsonl:8`."""
 
 
 def _with_places(words: str) -> str:
-    """Return the words with the place in the call, `texts[7]`, for that in the file, `…:8`."""
+    """Replace a place in the texts' file, `…/texts-….jsonl:8`, by that in the call, `texts[7]`."""
     return _LINE.sub(lambda found: _place_in_call(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):
-    """Some rows could not be encoded; they are NaN, or what the form of the final has instead."""
+    """Some rows could not be encoded: they are NaN in an array, and null in a table."""
 
 
 @called_from_python
@@ -243,10 +244,11 @@ def encode(  # noqa: PLR0913 - each is a key of the config
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     kwargs = dict(kwargs or {})
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
+    # The other arguments have the names of keys of `model` and `encode`; `name` is the model's.
     values: dict[str, Any] = in_sections(locals()) | {
         "chunk": {"size": chunk_size},
         "device": device,
-    }  # named as keys
+    }
     overrides = _overrides(set)
     stop_after_s = _in_seconds(stop_after)
     folder = Path.cwd()
@@ -298,7 +300,8 @@ def write_texts(given: Any, folder: Path) -> Path | None:
     Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what iterating over `given`
     raises.
     """
-    # To iterate a table (of pandas and polars; of datasets and pyarrow) gives no texts.
+    # Iterating over a table gives no texts. Those of pandas and polars have `columns`, those of
+    # datasets and pyarrow `column_names`.
     is_table = (
         isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
     )
@@ -362,7 +365,7 @@ def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _dimension(config: Config) -> int:
-    """Return the dimension that the model's folder names, or 0; no worker is started."""
+    """Return the dimension that the files of a local model name, else 0. No worker is started."""
     if not config.model.is_folder:
         return 0
     whole = read_model_folder(Path(config.model.name)).dimension or 0
@@ -386,6 +389,11 @@ def _run(
     progress: bool | None,
     place: Callable[[int], str] | None = None,
 ) -> Report:
+    """Run the request, show it, and return its report.
+
+    `place` names a text by its position, for `encode`; the lines then have such names too.
+    Raises as `run`.
+    """
     listens = on_event is not None
     in_words = _with_places if place else str
     if not isinstance(on_event, Observer):
@@ -422,14 +430,15 @@ def _run(
     report = Report.of(request.loaded.config)
     if report.quarantined:
         words = loss_in_words(report, place, kept=request.keeps)
-        # of the line that calls `run` or `encode`
+        # Four frames up is the line that calls `run` or `encode`.
         warnings.warn(words, QuarantineWarning, stacklevel=4)
     return report
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
+    """Return the seconds of the argument. Raises Halt (78) if it is not a time."""
     try:
-        return None if stop_after is None else seconds_of(stop_after)
+        return seconds_of(stop_after)
     except ValueError as error:
         raise config_error(
             f"stop_after: {error}", "Give seconds, or a time such as '3h'."

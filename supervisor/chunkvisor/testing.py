@@ -5,7 +5,6 @@ is changed. `chunkvisor_worker.drill` causes the faults, under the same names.
 """
 
 import contextlib
-import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -80,7 +79,8 @@ _FAULT_OF = {
     **{str(fault.seen_as): fault.name for fault in reversed(FAULTS[:-2])},
     Outcome.HUNG: "hang",
 }
-"""Names of faults and outcomes -> the fault: for an outcome the first of the table, but for one."""
+"""Names of faults and outcomes -> the fault: for an outcome the first in the table that leads to
+it, except for `hung`."""
 
 
 @dataclass(slots=True)
@@ -91,8 +91,7 @@ class Provoked:
     chunk: int
     output: str | None
     struck: int = 0
-    """In how many attempts it has struck, once the block is over; for `poison-row` 1, however many
-    meet it."""
+    """In how many attempts it has struck, known after the block; for `poison-row` 1 at most."""
 
 
 @contextlib.contextmanager
@@ -135,11 +134,10 @@ def fault(
         try:
             yield found
         finally:
-            os.environ.pop(TESTING_FAULTS)
-            os.environ.update({TESTING_FAULTS: before} if before else {})
-            found.struck = next(
-                number for number in itertools.count() if not (folder / f"struck-{number}").exists()
-            )
+            del os.environ[TESTING_FAULTS]
+            if before:
+                os.environ[TESTING_FAULTS] = before
+            found.struck = len(list(folder.glob("struck-*")))  # made by the workers
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(

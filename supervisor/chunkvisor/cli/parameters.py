@@ -24,7 +24,7 @@ flag = partial(click.option, is_flag=True)
 
 
 def text_option(name: str, metavar: str, words: str) -> Callable[..., Any]:
-    """Make an option with a value that the config checks."""
+    """Make an option whose text goes into the config, which checks it."""
     return click.option(name, metavar=metavar, help=words)
 
 
@@ -32,13 +32,13 @@ def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) 
     from chunkvisor.config.model import seconds_of
 
     try:
-        return None if text is None else seconds_of(text)
+        return seconds_of(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
 def _part(ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Return (3, 8) of 3/8, and keep it for a WORKDIR that a config names."""
+    """Return (3, 8) for 3/8, and keep it for `_named_by_config`: a part has its own workdir."""
     numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text or "")
     part = (int(numbers[1]), int(numbers[2])) if numbers else None
     if text is not None and (part is None or not 1 <= part[0] <= part[1]):

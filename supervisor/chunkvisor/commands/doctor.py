@@ -116,7 +116,7 @@ class Case:
         """Return where the job computes, "cuda" or "cpu"; empty without a job here."""
         if self.config is None or (self.config.engine.kind is EngineKind.RAY and not self.devices):
             return ""
-        return "cpu" if "cpu" in self.config.device else "cuda"
+        return self.config.device_kind
 
     @property
     def cards(self) -> list[Device]:

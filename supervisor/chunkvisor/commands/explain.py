@@ -38,13 +38,15 @@ def index_lines() -> list[str]:
     causes |= {name: found.what for name, found in ENTRIES.items()}
     width = max(map(len, causes))
     indent = " ".ljust(width + 2)
-    lines = []
-    for name in entry_names():
+    lines = ["What becomes of an attempt"]
+    for number, name in enumerate(entry_names()):
+        if number == len(ENTRIES):
+            lines += ["", "Faults that are known by name"]
+        # The first sentence.
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         line = f"{name:<{width}}  {sentence}"
         lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=indent))
-    lines[len(ENTRIES) : len(ENTRIES)] = ["", "Faults that are known by name"]
-    return ["What becomes of an attempt", *lines]
+    return lines
 
 
 def explain(words: str) -> str:
@@ -99,9 +101,10 @@ def _of_outcome(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _recognized(text: str) -> str:
-    """Return the rule of an error message, or of a log that has one in its last 500 lines.
+    """Return the name of the rule that recognizes an error message, or the last 500 lines of a log.
 
-    Raises Halt (2) if no rule recognizes it.
+    A line such as `torch.AcceleratorError: CUDA error: …` becomes the cause that a worker would
+    have reported, the last line first. Raises Halt (2) if no rule recognizes one.
     """
     lines = text.strip().splitlines()[-500:]
     causes = []

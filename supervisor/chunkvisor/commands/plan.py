@@ -77,8 +77,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
     if config.model.expect:
         read_expected(config.model.expect)
     devices = len(config.device)
-    kind = config.device[0].partition(":")[0]
-    proposed = propose(rate, entry_s, config.workers.per_device * devices, kind)
+    proposed = propose(rate, entry_s, config.workers.per_device * devices, config.device_kind)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
         tables = {name: table_of(config, name, rows, Path(folder), say) for name in config.outputs}
         refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
@@ -283,7 +282,7 @@ def _count_tokens(
                 outputs[name]["chunk_size"],
                 -(-table.distinct // MOST_TEXTS),  # every Nth chunk is measured
                 encode_spec(encode),
-                resolve_limits(encode, config.device[0].partition(":")[0], plugin=False),
+                resolve_limits(encode, config.device_kind, plugin=False),
             )
         )
     request = LengthsRequest(source.spec(config.model), tuple(tasks))

@@ -198,10 +198,13 @@ Folders = Annotated[tuple[FilePath, ...], Field(max_length=100), _ONE_OR_MORE]
 Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], _NOT_EMPTY, _ONE_OR_MORE]
 
 
-def seconds_of(value: object) -> float:
-    """Read a time that was given as an option or an argument. Raises ValueError with a sentence."""
+def seconds_of(value: object) -> float | None:
+    """Return the seconds of an option or an argument, such as "10m"; None stays None.
+
+    Raises ValueError with a sentence.
+    """
     try:
-        return TypeAdapter(Seconds).validate_python(value)
+        return TypeAdapter[float | None](Seconds | None).validate_python(value)
     except ValidationError:
         raise ValueError(
             f'{value!r} is not a time; write seconds, or "90s", "10m" or "3h"'
@@ -553,8 +556,16 @@ class Config(Section):
         return self
 
     @property
+    def device_kind(self) -> str:
+        """Return where the job computes: "cpu" or "cuda"."""
+        return "cpu" if "cpu" in self.device else "cuda"
+
+    @property
     def secret_env(self) -> dict[str, str]:
-        """Return the variable by which workers get the secrets that their specs have digests of."""
+        """Return the environment variable that hands the config's secrets to workers.
+
+        The specs of workers are files, and have only digests of the secrets.
+        """
         secrets = dict[str, Any]()
         digested(self.model_dump(mode="json"), secrets)
         return {SECRETS: json.dumps(secrets)} if secrets else {}

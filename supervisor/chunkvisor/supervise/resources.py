@@ -64,9 +64,7 @@ class RunResources:
         """An engine that was started early, so that the model loads while sources are read."""
         if self.on_ray:
             # Stands for the devices of the cluster, which are not known yet.
-            self.devices: tuple[Device, ...] = (
-                Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),
-            )
+            self.devices: tuple[Device, ...] = (Device(config.device_kind, name="the Ray cluster"),)
         else:
             if "cpu" not in config.device:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
