@@ -25,7 +25,7 @@ from chunkvisor.show.status import State, Status, read_status
 from chunkvisor.sources.table import text_of_row
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
-from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
+from chunkvisor.store.layout import Layout, require_workdir
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_atomic
@@ -317,7 +317,7 @@ def render(workdir: Path, now_s: float) -> str:
         layout.workdir,
         *(layout.output(name).manifest for name in status.outputs),
         layout.events,
-        InvocationFiles(layout.latest.resolve()).log,
+        *sorted(layout.runs.glob("[0-9]*/output.log"))[-1:],
     ]
     body += [tag("h2", "Files"), *(tag("p", path) for path in paths if path.exists())]
     body.append(
