@@ -4,7 +4,7 @@ It is written once, and read block by block, so that it need not fit in memory.
 
 Texts are distinguished by 128 bits of BLAKE2b: two of n texts share a hash with a probability of
 n**2 / 2**129, which is 4e-19 for ten billion. While the table is written, the hashes lie on disk in
-256 bins that are read one by one, so that some 13 bytes of each row are in memory.
+256 bins that are read one by one, so that at most ten bytes of each row are in memory.
 """
 
 import hashlib
@@ -167,7 +167,8 @@ class Spool:
         # For each row, the first row with the same text. In the smallest type that suffices, since
         # all rows are in memory here.
         first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
-        counts = np.zeros_like(first_of)  # of a text's rows, at its first row
+        # At the first row of each text: how many rows have it, and then its number.
+        of_texts = np.empty_like(first_of)
         with open(self._files.index, "wb") as index:
             for path in filter(Path.exists, self._bins):
                 found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
@@ -177,9 +178,8 @@ class Spool:
                 firsts = found[is_first]
                 index.write(firsts.tobytes())
                 starts = np.append(np.flatnonzero(is_first), len(found))
-                counts[firsts["row"]] = np.diff(starts)
+                of_texts[firsts["row"]] = np.diff(starts)
                 first_of[found["row"]] = firsts["row"][np.cumsum(is_first) - 1]
-        numbers = np.empty_like(first_of)
         distinct = 0
         with (
             open(self._files.row_text, "wb") as row_text,
@@ -190,11 +190,11 @@ class Spool:
                 firsts = first_of[start : start + _BLOCK]
                 rows = np.arange(start, start + len(firsts))
                 fresh = rows[firsts == rows]
-                numbers[fresh] = np.arange(distinct, distinct + len(fresh))
+                row_count.write(of_texts[fresh].astype("<i8").tobytes())
+                of_texts[fresh] = np.arange(distinct, distinct + len(fresh))
                 distinct += len(fresh)
-                row_text.write(numbers[firsts].astype("<i8").tobytes())
+                row_text.write(of_texts[firsts].astype("<i8").tobytes())
                 first_row.write(fresh.astype("<i8").tobytes())
-                row_count.write(counts[fresh].astype("<i8").tobytes())
         self._drop_repeats(first_of)
         return distinct
 
