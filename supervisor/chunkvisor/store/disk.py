@@ -16,10 +16,6 @@ from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rules import OS_ERROR, PERMISSION_DENIED, RULES, TOO_LARGE, Rule
 
-LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Errors of too many open files or processes, or too little memory."""
-FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-"""Errors of missing rights."""
 _IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
 """Errors of something else in the place of a file or folder."""
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
+from chunkvisor.store.disk import rule_of
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_json
@@ -132,7 +133,8 @@ class Stamp:
         try:
             return path.stat().st_size == self.size_bytes and digest_file(path) == self.digest
         except OSError as error:
-            if error.errno in LIMIT_ERRNOS | FORBIDDEN_ERRNOS:
+            rule = rule_of(error)
+            if rule and rule.outcome is not Outcome.DISK_FULL:
                 raise
             return False
 

@@ -462,7 +462,7 @@ _OF_FILES = (
     # While texts are encoded, such a file may be one that a text names.
     misconfigured(
         PERMISSION_DENIED,
-        "Permission denied.",
+        "This user may not use the file or folder (permission denied).",
         "Have the owner give you the right to (chmod, chown), run as the owner, or choose another "
         "place.",
         Sign(OS_ERROR, (errno.EACCES, errno.EPERM)),
