@@ -60,8 +60,8 @@ def finish_output(
     prompt = job.encode.prompt
     if prompt is None and facts.loaded:
         prompt = facts.loaded.prompt
-    max_length = facts.max_length if facts.max_length is not None else job.model.max_length
-    texts_from = {key: fixed.identity.values.get(key) for key in TEXT_KEYS}
+    max_length = facts.max_length or job.model.max_length
+    values = fixed.identity.values.items()
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
@@ -80,7 +80,7 @@ def finish_output(
         # The text of the prompt, also if it was chosen by name or is the model's default.
         "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
-        "text": {key: value for key, value in texts_from.items() if value is not None},
+        "text": {key: value for key, value in values if key in TEXT_KEYS},
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "generation": layout.generation,

@@ -37,16 +37,16 @@ def write_attempt(
     written in place, since no worker reads them before the spec is there. Raises OSError.
     """
     digest = hashlib.sha256()
-    count = 0
+    canaries = [] if canary is None else [canary]
+    count = -len(canaries)
     with open(files.texts, "wb") as file:
-        for text in itertools.chain(texts, [] if canary is None else [canary]):
+        for text in itertools.chain(texts, canaries):
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
             digest.update(line)
             file.write(line)
             count += 1
-    own = count if canary is None else count - 1
-    stop = draft.start + own + len(draft.skip)
-    spec = replace(draft, stop=stop, texts_digest=digest.hexdigest(), canary=canary is not None)
+    stop = draft.start + count + len(draft.skip)
+    spec = replace(draft, stop=stop, texts_digest=digest.hexdigest(), canary=bool(canaries))
     write_message(files.spec, spec, durable=False)
     return spec
 
