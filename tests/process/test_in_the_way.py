@@ -2,6 +2,7 @@
 copied workdirs.
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -261,6 +262,19 @@ def test_nothing_is_written_before_the_lock_is_held(tmp_path: Path) -> None:
     with remove, pytest.raises(ChunkvisorError) as raised:
         claim(layout, ["out"], "run").__enter__()
     assert raised.value.code == 75
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_disk_without_locks(place: ScriptedWorkplace, number: int) -> None:
+    """A run and `clean` end with 69 and name the mount; nothing else is touched."""
+    refused = OSError(number, os.strerror(number))
+    before = contents(place.workdir)
+    with mock.patch("fcntl.flock", side_effect=refused):
+        for command in ("run", "clean"):
+            ended = place.does(command, code=69)
+            assert "no file can be locked on this disk" in ended.stderr
+            assert "Mount it with locks" in ended.stderr
+    assert contents(place.workdir) == before
 
 
 def test_copy_of_a_live_workdir(tmp_path: Path) -> None:

@@ -432,12 +432,15 @@ def is_held(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             return not _try_lock(file.fileno(), fcntl.LOCK_SH)
-    except (OSError, Halt):  # no file, or a file system without locks
+    except OSError:  # no file, or a file system without locks
         return False
 
 
 def _try_lock(fd: int, operation: int) -> bool:
-    """Say whether the lock could be taken, as LOCK_EX or LOCK_SH. Raises Halt (69), OSError."""
+    """Say whether the lock could be taken, as LOCK_EX or LOCK_SH.
+
+    Raises OSError: ENOLCK on a disk without locks.
+    """
     try:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -445,13 +448,8 @@ def _try_lock(fd: int, operation: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
-        raise Halt(
-            ExitCode.MACHINE,
-            f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
-            "Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the "
-            "workdir.",
-            why=f"flock says: {error.strerror}",
-        ) from None
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        raise OSError(errno.ENOLCK, error.strerror, str(path)) from None
     return True
 
 
