@@ -15,8 +15,8 @@ from pathlib import Path
 from chunkvisor.errors import ExitCode, Halt
 
 OnWait = Callable[[], None]
-"""Called several times a second by what takes long: keeps the display going. It raises, and so ends
-what called it, if the run is asked to stop."""
+"""A function that a slow step calls several times a second. It redraws the display, and raises if
+the run is asked to stop, which ends the step."""
 
 _PROC = Path("/proc/self/stat")
 _POLL_S = 0.02  # between two looks whether the child has ended
@@ -46,9 +46,10 @@ def run_child(
 ) -> int:
     """Run the command in a new session, append what it prints to `log`, and return its exit code.
 
-    `on_wait` is called 50 times a second; an exception that it raises ends the child and is raised
-    again. What the child has started ends with it. Raises TimeoutError after `timeout_s` (with
-    `stack`, faulthandler has put the child's stack into the log), OSError.
+    `on_wait` is called 50 times a second; if it raises, the child is killed and the exception goes
+    on. Processes that the child has started are killed with it. Raises TimeoutError after
+    `timeout_s`, OSError. `stack`: before such a child is killed, its faulthandler writes its stack
+    into the log.
     """
     require_proc()
     with open(log, "ab") as stream:
@@ -71,7 +72,7 @@ def run_child(
             on_wait()
             time.sleep(_POLL_S)
     finally:
-        # Until it is reaped, the kernel gives its number to no other group.
+        # Before `wait`: until then, the number of its group cannot belong to other processes.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):

@@ -75,14 +75,14 @@ def main() -> None:
     if sys.platform != "linux":
         what = f"chunkvisor needs Linux, and this is {sys.platform}"
         _end(Halt(ExitCode.MACHINE, what, "On Windows use WSL2, on a Mac a container."))
-    # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With
-    # this it is 0.1 ms.
+    # An idle thread of numpy's OpenBLAS spins before it sleeps, here and in workers: for 45 ms by
+    # default, for 0.1 ms with this (2**18 cycles).
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     # While the interpreter exits, a signal must not replace the exit code.
     for number in (signal.SIGINT, signal.SIGTERM):
         atexit.register(signal.signal, number, signal.SIG_IGN)
     with contextlib.suppress(ValueError):  # not the main thread
-        # As an exception, so that children are ended and temporary folders are removed.
+        # SIGTERM becomes an exception, so that children are ended and temporary folders removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
         cli.main(prog_name="chunkvisor", standalone_mode=False)
@@ -100,7 +100,7 @@ def main() -> None:
         from chunkvisor.store.disk import halt_for, memory_halt
 
         halt = halt_for(error, Path()) if isinstance(error, OSError) else memory_halt()
-        # A library may find no memory for its code.
+        # An ImportError is a bug, unless a library found no memory for its code.
         is_bug = isinstance(error, ImportError) and "failed to map segment" not in str(error)
         if halt is None or is_bug:
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-# Of --max-rows and the like; it has to fit in 64 bits wherever it goes.
+# The type of an option that counts rows, such as --max-rows; such counts are kept in 64 bits.
 ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
 
 

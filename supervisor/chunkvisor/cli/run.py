@@ -260,7 +260,7 @@ def _view_of_run(quiet: bool, log_format: str) -> "Iterator[Observer]":
                 lines.event(Halted(**halt.details()), lines.state)
             sys.exit(int(halt.code))
     elif least is Weight.NEWS and can_draw(sys.stderr):
-        from chunkvisor.show.terminal import Live  # rich with it, which lines do not need
+        from chunkvisor.show.terminal import Live  # late: it imports rich
 
         yield Observers(guarded=[Live(sys.stderr)])
     else:

@@ -33,9 +33,9 @@ from chunkvisor_worker.contract.correctness import allowed_difference
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
-# How much more is allowed for the numbers of the final: float16 has 11 bits.
+# Added to the allowed difference, by the dtype of the final file: float16 has 11 bits.
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001}
-# Rows that `--write-expect` writes, at most: each run encodes them again.
+# Rows that `--write-expect` writes, at most: each run with `model.expect` encodes them again.
 EXPECTED = 10
 
 

@@ -261,7 +261,8 @@ def _encode_samples(
     # Expected vectors are those of the section `encode`, without the overrides of outputs.
     encode = encode_spec(config.encode if expected else first)
     texts = expected.texts if expected else ()
-    # Either makes batches of one text; with the second, a worker tries what padding changes.
+    # Either makes batches of one text. If batches may have more rows, the worker also checks that
+    # padding does not change the vectors.
     no_padding = config.model.is_plugin or first.batch_size == 1
     limits = ONE_ROW if no_padding else Limits(rows=2, tokens=1)
 

@@ -71,8 +71,11 @@ class _Runs:
             "reuse_from": [],
             "chunk": {"size": distinct // CHUNKS},
             # The table of faults expects the default retries, not yours.
-            "recovery": {"startup_timeout": config.recovery.startup_timeout, "wait_timeout": 60},
-            "recovery.stall_timeout": config.recovery.stall_timeout,
+            "recovery": {
+                "startup_timeout": config.recovery.startup_timeout,
+                "stall_timeout": config.recovery.stall_timeout,
+                "wait_timeout": 60,
+            },
             "workers.per_device": 1,
             "outputs": {name: output},
             "combine": {},
@@ -107,7 +110,7 @@ class _Runs:
         log = self._folder / f"{workdir}.log"
 
         def interrupt_once_struck() -> None:
-            # Not before: a worker that lives without its parent must not hang the next run.
+            # Not before the fault has struck: the next run would meet it.
             struck = self.output(workdir).attempt(STRUCK, 1)  # in the folder that the run has made
             if kill and "strikes here" in read_tail(struck.log):
                 raise InterruptedError
@@ -186,8 +189,8 @@ def _provoke(runs: _Runs, fault: DrillFault, stall_s: float) -> tuple[str, str]:
     """
     killed = fault.name == PARENT_KILLED
     changed = dict[str, Any]()
-    # A failed setup is retried only after a chunk has worked: no worker may get to the second
-    # before.
+    # Without workers prepared ahead, the first chunk is done before a worker gets to the second:
+    # only then does a run retry a failed setup, and is a run killed "after its first chunk".
     if killed or fault.seen_as is Outcome.SETUP:
         changed["workers.standby"] = 0
     if fault.seen_as is Outcome.HUNG:

@@ -187,11 +187,12 @@ def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 
 def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
-    """Return the texts without a vector, as numbered in chunks; none without staged texts."""
+    """Return the texts without a vector, by their numbers in chunks; none without staged texts."""
     with contextlib.suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
         texts = StagedTable.open(layout.table).row_text_at(rows)
         reuse = read_reuse(layout)
+        # `where_of` gives ~n for a text that is number n of those in chunks.
         return set((texts if reuse is None else ~reuse.where_of(texts)).tolist())
     return set()
 

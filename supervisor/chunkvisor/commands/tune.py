@@ -38,14 +38,15 @@ _EACH_S = 4.0
 _LEAST_S = 1.0
 # A setting that gains less than a twentieth is not worth a change of the config.
 _MATTERS = 1.05
-# Of the vectors of a setting to those of float32; with less, it is not recommended.
+# A setting whose vectors have a smaller cosine to those of float32 is not recommended.
 LEAST_COSINE = 0.999
 _DTYPE = "model.dtype"
 _ATTENTION = "attn_implementation"
 _BATCH = "encode.batch_tokens"
 _WORKERS = "workers.per_device"
 
-# Names of settings -> values to try; no attention is named if the model chooses its own.
+# Names of settings -> values to try, such as {"model.dtype": "float16"}. Without a value, the model
+# chooses its attention itself.
 Settings = dict[str, Any]
 
 
@@ -69,7 +70,8 @@ def tune(
         def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
             chosen = [f"{key} {value}" for key, value in settings.items() if value]
             say(f"trying {', '.join(chosen)}")
-            return _measure(loaded, source.spec(config.model), settings, texts, Path(scratch))
+            spec = source.spec(config.model)
+            return _measure(loaded, spec, devices[0], settings, texts, Path(scratch))
 
         now: Settings = {
             _DTYPE: str(config.model.dtype),
@@ -95,7 +97,8 @@ def tune(
         best = plain
         reference = first.vectors
         for changes in [[plain], [now], *_rounds(devices, kind, now)]:
-            for settings in [{**best, **changed} for changed in changes]:
+            for change in changes:
+                settings = {**best, **change}
                 if settings in [each["settings"] for each in tried]:
                     continue
                 trial, rate = measure(settings, texts)
@@ -152,7 +155,10 @@ def _source_to_tune(config: Config) -> ModelSource:
 def _rounds(
     devices: Sequence[Device], model_type: str | None, now: Settings
 ) -> list[list[Settings]]:
-    """Return the changes to try in each round, one setting a round."""
+    """Return the changes to try in each round; each round has values of one setting.
+
+    A round starts from the best settings so far.
+    """
     # float16 has no fast kernels on a CPU.
     dtypes = ["bfloat16"] if has_bfloat16() or now[_DTYPE] == "bfloat16" else []
     attentions = ["sdpa", "eager"]
@@ -205,15 +211,19 @@ def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _measure(
-    loaded: LoadedConfig, model: ModelSpec, settings: Settings, texts: Sequence[str], scratch: Path
+    loaded: LoadedConfig,
+    model: ModelSpec,
+    device: Device,
+    settings: Settings,
+    texts: Sequence[str],
+    scratch: Path,
 ) -> tuple[Trial, float]:
-    """Encode the texts in N workers on one device, every Nth text in each.
+    """Encode the texts in N workers on the device, every Nth text in each.
 
-    Return a trial with the vectors of all, or one that has failed, and the texts per second without
-    the start of the workers.
+    Return a trial with the vectors of all texts, or one that has failed; and the texts per second,
+    without the start of the workers.
     """
     config = loaded.config
-    device = find_devices(config.device)[0]
     workers = settings[_WORKERS]
     encode = config.effective_encode(next(iter(config.outputs))).model_copy(
         update={"batch_tokens": settings[_BATCH]}
@@ -234,7 +244,7 @@ def _measure(
             encode_spec(encode),
             device,
             shared,
-            # An output's name has no such dot.
+            # The other folders in `scratch` are tables, named as outputs, which begin with no dot.
             Path(tempfile.mkdtemp(prefix=".try-", dir=scratch)),
             limits=resolve_limits(encode, device.kind, plugin=False),
         )

@@ -25,10 +25,13 @@ from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.secrets import hide, is_secret
 
 Key = tuple[str | int, ...]
-"""The way to a value from the top: keys of mappings and positions in lists."""
+"""The way to a value from the top: keys of mappings and positions in lists, such as
+`("outputs", "titles", "source", 0)`."""
 
+# With it, PyYAML begins the names of types, such as tag:yaml.org,2002:int.
 _TAG = "tag:yaml.org,2002:"
 _SIZE_LIMIT_BYTES = 1 << 20
+# Keys at the top whose values are never shown.
 _SECRET_KEYS = frozenset({"env", "notify"})
 _WORDS = {
     "bool_type": "true or false",
@@ -160,7 +163,7 @@ class RowChoice:
 
     @property
     def suffix(self) -> str:
-        """What the name of its workdir has at its end, since each choice has its own."""
+        """Return the end of the workdir's name: each choice of rows has its own workdir."""
         if self.part is not None:
             return "-part-{}-of-{}".format(*self.part)
         return "" if self.first is None else f"-first-{self.first}"
@@ -181,7 +184,7 @@ class LoadedConfig:
     """Whether it was made of the options of `chunkvisor encode`."""
 
     def of_rows(self, rows: RowChoice) -> "LoadedConfig":
-        """Copy it with the workdir for these rows; a trial of the first ones reuses nothing."""
+        """Return a copy with the workdir for these rows; of a trial, it reuses no other workdir."""
         workdir = self.config.workdir
         changed: dict[str, Any] = {"workdir": workdir.with_name(workdir.name + rows.suffix)}
         if rows.first is not None:
@@ -220,6 +223,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def _configs_in(folder: Path) -> list[str]:
+    """Return the names of the YAML files in a folder."""
     return sorted(each.name for each in folder.glob("*.y*ml"))
 
 
@@ -237,8 +241,9 @@ def from_values(
     found = dict(places or {})
     for text in overrides:
         _override(changed, found, text)
+    # From here on, `masked` replaces these values in all that is printed or written.
     hide(os.environ)
-    hide({**changed, "secret": changed.get("notify")})
+    hide({**changed, "secret": changed.get("notify")})  # the addresses count as secrets as well
     try:
         return Config.model_validate(changed, context={"folder": str(folder)})
     except ValidationError as error:
@@ -280,6 +285,7 @@ def without_secret(text: str) -> str:
 
 
 def _wrong_config(*problems: str) -> Halt:
+    """Return a Halt (78) with a line for each problem."""
     return config_error("\n".join(problems), "Correct this, then run the same command again.")
 
 
@@ -309,7 +315,7 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
 
 
 def _problems(error: ValidationError, values: object, places: Mapping[Key, str]) -> list[str]:
-    """Put the errors of pydantic into words, each led by its place and key."""
+    """Put the errors of pydantic into words: `job.yaml:7: chunk.size: 0 should be …`."""
     found: dict[Key, list[str]] = {}
     for item in error.errors(include_url=False):
         kind = item["type"]
@@ -337,7 +343,7 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
             if kind == "string_type" and isinstance(value, bool | int | float):
                 what += "; text needs quotes here"
-            # Of a value that may be of several kinds, there is an error for each.
+            # A value that may be of several kinds has an error for each: "5 should be text, or …".
             sentences[:] = [
                 f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"
             ]
@@ -353,9 +359,10 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
 
 
 def _depth(values: Any, key: Key) -> int:
-    """Count the parts of a key that lead through the values.
+    """Count the leading parts of a key that lead through the values.
 
-    After them, pydantic adds a mark for each kind of value that it has tried.
+    pydantic appends the kinds of value that it has tried: in `("chunk", "size", "int")`, which is
+    about the value of chunk.size, two parts lead through the values.
     """
     for depth, part in enumerate(key):
         in_list = isinstance(values, list) and isinstance(part, int)
@@ -366,5 +373,6 @@ def _depth(values: Any, key: Key) -> int:
 
 
 def _shortened(text: str) -> str:
+    """Return the text in 80 printable characters at most."""
     text = printable(text)
     return text if len(text) <= 80 else f"{text[:50]}…{text[-20:]}"

@@ -36,7 +36,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 from chunkvisor_worker.contract.secrets import SECRETS, SIGNED, digested
 
 SENTENCE_TRANSFORMERS = "sentence-transformers"
-"""The value of `model.encoder` that is not a plug-in."""
+"""The value of `model.encoder` for a model of sentence-transformers; all others name plug-ins."""
 
 # Far above any sensible count, and its square fits in 64 bits.
 _MOST = 1_000_000_000
@@ -63,7 +63,7 @@ def _matching(pattern: str, what: str) -> AfterValidator:
 
 
 def seconds(value: Any) -> Any:
-    """Make seconds of a text such as "10m"; leave other kinds of value unchanged."""
+    """Make seconds of a text such as "10m"; return other kinds of value, which pydantic checks."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", value)
@@ -92,6 +92,7 @@ def _absolute(text: str, info: ValidationInfo) -> str:
 
 
 def _path(text: str) -> str:
+    """Refuse an address and a shell variable; return other texts, which are paths."""
     address = _ADDRESS.match(text)
     if address:
         raise ValueError(
@@ -107,12 +108,14 @@ def _path(text: str) -> str:
 
 
 def _source(text: str, info: ValidationInfo) -> str:
+    """Make a path absolute; return an address that holds no secret."""
     if not _ADDRESS.match(text):
         return _absolute(text, info)
     return _no_secret(text)
 
 
 def _no_secret(text: str) -> str:
+    """Refuse an address such as s3://KEY:SECRET@bucket; return any other text."""
     address = _ADDRESS.match(text)
     if address and ("@" in address[2] or SIGNED.search(text)):
         raise ValueError(
@@ -307,7 +310,7 @@ class ModelConfig(Section):
     @property
     def is_folder(self) -> bool:
         """Say whether the model is a folder on this machine, by an absolute path."""
-        is_folder = os.path.isdir(self.name)  # noqa: PTH112 - as below
+        is_folder = os.path.isdir(self.name)  # noqa: PTH112 - Path.is_dir raises for long names
         return not self.is_plugin and self.name.startswith("/") and is_folder
 
     @field_validator("name")
