@@ -24,7 +24,8 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import read_bounded, remove_folder
 from chunkvisor_worker.contract.wire import write_message
 
-# Signals of a crash, which others than the process itself hardly send.
+# Signals of a crash. Any other was most likely sent from outside, such as by the kernel for lack of
+# memory.
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
@@ -33,8 +34,9 @@ def stage_table(
 ) -> StagedTable:
     """Make the table of the request in `folder`, which it replaces, and open it.
 
-    The files are synced to disk, the folder's name is not. `on_wait` is called about ten times a
-    second; if it raises, the child is ended and the exception goes on.
+    The files are synced to disk, the folder's name is not. `on_wait` is called 50 times a second;
+    if it raises, the child is ended and the exception goes on. `may_be_empty`: a table without rows
+    is no error.
 
     Raises Halt for bad input (78), a full or failing disk (74), too little memory (69, 75), a limit
     of the machine (69) and a bug (1); OSError.
@@ -58,27 +60,7 @@ def stage_table(
         try:
             halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
         except (ValueError, KeyError, TypeError):
-            if status > ExitCode.BUG:  # the child had an explanation, and the disk no room for it
-                raise disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial) from None
-            verdict = verdict_of_child(status, partial / "fault.json", log)
-            code = ExitCode.BUG
-            remedy = "Please report it with the log."
-            if verdict.outcome is Outcome.HOST_OOM:
-                code = ExitCode.MACHINE
-                remedy = f"{verdict.remedy} The limit is that of `ulimit -v`, if there is one."
-            elif status < 0 and -status not in _CRASHES:
-                code = ExitCode.TRY_AGAIN
-                remedy = (
-                    "Run the same command again. If memory was short, free some, or lower "
-                    "ingest.memory_limit."
-                )
-            raise Halt(
-                code,
-                "the process that reads the sources failed",
-                remedy,
-                why=f"{describe_exit(status)}; {last_line(read_tail(log)) or 'it wrote no log'}",
-                log=log,
-            ) from None
+            raise _halt_without_answer(status, partial, log) from None
         remove_folder(partial)
         raise halt
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
@@ -96,14 +78,42 @@ def stage_table(
     return StagedTable.open(folder)
 
 
+def _halt_without_answer(status: int, partial: Path, log: Path) -> Halt:
+    """Return the Halt for a child that ended with `status`, a code or minus a signal's number.
+
+    It has left no explanation in answer.json: it was killed, or crashed, or the disk was full.
+    """
+    if status > ExitCode.BUG:  # the child had an explanation, and the disk no room for it
+        return disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial)
+    verdict = verdict_of_child(status, partial / "fault.json", log)
+    code = ExitCode.BUG
+    remedy = "Please report it with the log."
+    if verdict.outcome is Outcome.HOST_OOM:
+        code = ExitCode.MACHINE
+        remedy = f"{verdict.remedy} The limit is that of `ulimit -v`, if there is one."
+    elif status < 0 and -status not in _CRASHES:
+        code = ExitCode.TRY_AGAIN
+        remedy = (
+            "Run the same command again. If memory was short, free some, or lower "
+            "ingest.memory_limit."
+        )
+    return Halt(
+        code,
+        "the process that reads the sources failed",
+        remedy,
+        why=f"{describe_exit(status)}; {last_line(read_tail(log)) or 'it wrote no log'}",
+        log=log,
+    )
+
+
 def request_of(config: Config, name: str, rows: RowChoice) -> IngestRequest:
-    """Return what is to be read for the output of the config.
+    """Return what the child is to read for the output of that name.
 
     Raises Halt (78) if one of its sources is a file that chunkvisor keeps in the workdir.
     """
     output = config.outputs[name]
     layout = Layout(config.workdir)
-    # A run would write into its own source, or read what it has written.
+    # Else a run would write into its own source, or read what it has written.
     for file in resolve([source for source in output.source if not is_remote(source)]):
         if layout.owns(file.path):
             raise config_error(
@@ -127,12 +137,12 @@ def request_of(config: Config, name: str, rows: RowChoice) -> IngestRequest:
 
 
 def try_first_row(request: IngestRequest, on_wait: child.OnWait = lambda: None) -> None:
-    """Read one row as the run will, with its columns, template or expression.
+    """Read one row as the run will, so that a wrong column or expression is refused at once.
 
-    If a source is elsewhere, it is only checked that all exist.
+    If one of the sources is an address, no row is read: only that all sources exist is checked.
 
-    Raises Halt (78) if the run would be refused; any other trouble is left to the run, which
-    explains it better. `on_wait` is as in `stage_table`.
+    Raises Halt (78) if the run would be refused. It ignores other trouble, of which the run says
+    more. `on_wait` is as in `stage_table`.
     """
     try:
         if any(map(is_remote, request.sources)):
@@ -140,7 +150,7 @@ def try_first_row(request: IngestRequest, on_wait: child.OnWait = lambda: None) 
             return
         with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
             first_row = replace(request, max_rows=1, part=None)
-            may_be_empty = request.where is not None  # which may leave that row out
+            may_be_empty = request.where is not None  # it may leave out that one row
             stage_table(first_row, Path(scratch) / "table", on_wait, may_be_empty=may_be_empty)
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:

@@ -1,8 +1,8 @@
 """Reads the rows of text formats as a stream, each with its line; `sql.py` reads parquet.
 
-No type or dialect is guessed, and nothing is skipped that cannot be read. DuckDB's own readers are
-not used: version 2.0 passes over blank lines, turns the JSON value 1.10 into 1.1, and is off by one
-in the line of malformed JSON.
+No type or dialect is guessed, and whatever cannot be read is an error with its line. DuckDB's own
+readers are not used: version 2.0 skips blank lines, turns the JSON value 1.10 into 1.1, and says a
+wrong line for malformed JSON.
 """
 
 import codecs
@@ -30,7 +30,8 @@ else:
 MAX_TEXT_BYTES = 16 << 20
 """Most bytes of UTF-8 in one text."""
 _MAX_RECORD_BYTES = 64 << 20
-"""Most bytes in a line or a CSV record; it has other columns, and JSON escapes characters."""
+"""Most bytes in a line or a CSV record: it has more columns than the text, and JSON may need six
+bytes for a character."""
 _DELIMITERS = {SourceFormat.CSV: ",", SourceFormat.TSV: "\t"}
 
 Row: TypeAlias = tuple[int, Sequence[Any]]
@@ -91,9 +92,10 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
 
 
 def other_delimiter(file: SourceFile, column: str = "") -> str:
-    """Return a remedy if the header is separated by another character than the format's own.
+    """Return a remedy if the columns seem to be separated by another character than expected.
 
-    Empty if it is not, or if it would lack the column even then. Raises as `read_rows`.
+    Such as a .csv file with `a;b;c` for its header. The remedy is empty if they are not, or if the
+    header has no such column even then. Raises as `read_rows`.
     """
     own = _DELIMITERS.get(file.format)
     if own is None:
@@ -226,8 +228,7 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
     if file.format is SourceFormat.TXT:
         records = _text_lines(file, skip_blank)
     if width == 1 and not skip_blank:
-        # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one
-        # column.
+        # In a file with one column a blank line is a row whose field is empty (RFC 4180).
         records = ((line, record or [""]) for line, record in records)
     for line, record in _without_blanks(file, records, skip_blank):
         if len(record) != width:
@@ -241,7 +242,10 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
 
 
 def _text_lines(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield each line of a text file as a record of one field; of none for white space to skip."""
+    """Yield each line of a text file as a record with one field.
+
+    With `skip_blank`, a line of white space is a record without fields, as a blank line of CSV is.
+    """
     for number, line in _lines(file, MAX_TEXT_BYTES):
         # A carriage return without a line feed is part of the text.
         text = line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n")
@@ -274,9 +278,10 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
 def _without_blanks(
     file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool
 ) -> Iterator[tuple[int, _Item]]:
-    """Leave out blank lines, which are empty items.
+    """Yield what is not empty: an empty item is a blank line. `items` have their line before them.
 
-    Raises Halt (78) for one that a row follows, unless `skip`: it may be meant as a row.
+    Raises Halt (78) for a blank line that a row follows, which may be meant as a row, unless `skip`
+    is set. Blank lines at the end are left out without an error.
     """
     blank = 0
     for line, item in items:
@@ -310,23 +315,21 @@ def _read_jsonl(
         raise missing_column(file, min(missing), item)
 
 
-def read_objects(
-    file: SourceFile, skip_blank: bool = False
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line and all cells by column of each row of a text format.
 
     Of a key that a JSON object repeats, the last counts. Raises as `read_rows`.
     """
     if file.format is not SourceFormat.JSONL:
         columns = [name for name in columns_of(file) if name]
-        for number, cells in read_rows(file, columns, skip_blank):
+        for number, cells in _read_records(file, columns, skip_blank):
             yield number, dict(zip(columns, cells, strict=True))
         return
     decoder = json.JSONDecoder(parse_float=Number, parse_int=Integer, parse_constant=Number)
     lines = ((number, line.strip(" \t\r\n")) for number, line in _lines(file))
     for number, text in _without_blanks(file, lines, skip_blank):
         try:
-            # decode() takes half as long again, in search of white space
+            # decode() would look for white space around, which takes half as long again.
             item, end = decoder.raw_decode(text)
             if end != len(text):
                 raise ValueError(f"extra data: column {end + 1}")
@@ -367,10 +370,11 @@ def quoted(name: str) -> str:
 def composer(
     request: IngestRequest,
 ) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
-    """Return the columns of a request's column or template, and the function that makes a text.
+    """Return the columns that the text is made of, and the function that makes it.
 
-    It is called with file, line and the cells of these columns, and raises Halt (78) for a value
-    that is not text.
+    For the template `{title}: {body}` that is `("title", "body")`, and a function that returns
+    `"A: b"` when it is called with the file, a line and the cells `["A", "b"]`. It raises Halt (78)
+    for a value that is not text. A request with `sql` has no such columns.
     """
     is_template = request.template is not None
     parts = request.parts

@@ -10,8 +10,8 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor_worker.contract.exits import DISK_ERRNOS
 
 _BLOCK_BYTES = 16 << 20
-# What changes with the content of a file, as the file systems of fsspec call it; the first that a
-# file has counts.
+# Keys of fsspec's `info` whose value changes with the content of a file; each file system has some
+# of them, and the first that a file has is taken.
 _TAGS = (
     "ETag",
     "etag",
@@ -94,9 +94,10 @@ def _file_system(address: str) -> Any:
         return fsspec.filesystem(
             address.split(":")[0], skip_instance_cache=True, use_listings_cache=False
         )
-    except (ImportError, ValueError) as error:
+    # The last two: a file system that needs more than the address, such as ftp, github or zip.
+    except (ImportError, ValueError, TypeError, OSError) as error:
         raise config_error(
-            f"{address}: what reads it is not installed",
+            f"{address}: addresses of this kind cannot be read",
             "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to "
             "this machine.",
             why=str(error),
@@ -104,7 +105,7 @@ def _file_system(address: str) -> Any:
 
 
 def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action returns; fsspec's libraries repeat requests that fail.
+    """Return what the action returns. It is tried once, since fsspec's libraries try again.
 
     Raises Halt: 78 for what cannot be read, 75 if it cannot be reached; OSError of a local disk.
     """
@@ -120,7 +121,7 @@ def _ask_server(address: str, action: Callable[[], Answer]) -> Answer:
         )
         why = why.split("\n", 1)[0][:500]
         stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
-        # botocore, whose errors for missing credentials these are, is not imported here.
+        # By name, since botocore, which raises these for missing credentials, may not be installed.
         if isinstance(error, stays) or re.search(
             "Credential|ProfileNotFound", type(error).__name__
         ):

@@ -1,9 +1,8 @@
-"""Finds the source files of a request, and notices changes."""
+"""What is to be read (`IngestRequest`), which files that are, and whether one has changed."""
 
 import glob
 import re
 import shlex
-import stat
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -86,7 +85,7 @@ class SourceFile:
     """One file to read."""
 
     place: str  # path or address, for messages and records
-    path: Path  # where it can be read, once it is fetched
+    path: Path  # where it can be read; of an address only after it has been fetched
     format: SourceFormat
     compression: str  # gzip, zstd or nothing
 
@@ -105,7 +104,10 @@ class SourceFile:
         return config_error(f"{self.place}{where}: {what}", remedy)
 
     def conversion_advice(self, command: str) -> str:
-        """Advise a pipe through `command` to a plain copy, and to name the copy in the config."""
+        """Say how to make an uncompressed copy through `command`, and to name it in the config.
+
+        Such as: Run `gzip -dc a.csv.gz | iconv … > a.converted.csv`, and set source: …
+        """
         path = Path(Path(self.place).name if self.is_elsewhere else self.place)
         bare = path.with_suffix("") if self.compression else path
         copy = str(bare.with_suffix(f".converted{bare.suffix}"))
@@ -153,10 +155,13 @@ def _source_file(place: str) -> SourceFile:
     Raises Halt (78) for an unknown format, and for what is not a file.
     """
     path = Path(place.split("?")[0] if is_remote(place) else place)
-    if not is_remote(place) and not stat.S_ISREG(_stat(path)[0]):
-        raise config_error(
-            f"{path} is not a regular file.", f"Name the files in the folder, such as {path}/*.csv"
-        )
+    if not is_remote(place):
+        _local_state(path)  # raises for a file that is missing
+        if not path.is_file():
+            raise config_error(
+                f"{path} is not a regular file.",
+                f"Name the files in the folder, such as {path}/*.csv",
+            )
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
@@ -173,10 +178,10 @@ def _source_file(place: str) -> SourceFile:
     return SourceFile(place, path, form, compression)
 
 
-def _stat(path: Path) -> list[int]:
-    """Return mode, size_bytes, mtime_ns, ctime_ns, inode. Raises Halt (78) for a missing file."""
+def _local_state(path: Path) -> list[int]:
+    """Return size_bytes, mtime_ns, ctime_ns, inode. Raises Halt (78) if there is no such file."""
     try:
-        return [path.stat().st_mode, *state_of(path)]
+        return list(state_of(path))
     except OSError as error:
         raise config_error(
             f"There is no file {path}: {error.strerror}.",
@@ -186,11 +191,12 @@ def _stat(path: Path) -> list[int]:
 
 
 def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
-    """Return what tells whether a file was touched: size, times and the like, by its place.
+    """Return a value for each file, by its place, that differs once its content has changed.
 
-    Raises Halt as `resolve`.
+    That is a list of size_bytes and times, or of an address [size_bytes, tag]. Raises Halt as
+    `resolve`.
     """
     return {
-        file.place: remote_state(file.place) if file.is_elsewhere else _stat(file.path)[1:]
+        file.place: remote_state(file.place) if file.is_elsewhere else _local_state(file.path)
         for file in files
     }

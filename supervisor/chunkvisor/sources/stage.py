@@ -1,8 +1,7 @@
 """The child process that reads the sources of one request and writes its staged table.
 
-The parent starts it, see `child.py`; no other process imports DuckDB.
-
-It ends with its parent; the record (`table.json`) is written last, when the table is whole and on
+The parent starts it, see `child.py`; no other process imports DuckDB. If the parent is killed, the
+kernel kills it, too. The record (`table.json`) is written last, when the table is whole and on
 disk.
 """
 
@@ -49,13 +48,13 @@ def stage(request: IngestRequest, folder: Path) -> None:
     paths = TableFiles(folder)
     scratch = folder / "scratch"
     scratch.mkdir()
-    # To make a database takes 30 ms, and a column of a text file needs none.
+    # A column or template of text files needs no database, which takes 30 ms to make.
     by_sql = request.sql is not None or request.where is not None or bool(request.columns)
     by_sql |= any(source.format is SourceFormat.PARQUET for source in sources)
     database = SqlReader(request, scratch) if by_sql else None
     files = list[TableSource]()
     rows_read = 0
-    rows_kept = 0  # of those, by `where`
+    rows_kept = 0  # of those that were read, the rows that `where` keeps
     wanted = _rows_of_part(request, sources, scratch, by_sql=by_sql)
     spool = Spool(paths, scratch)
     for source in sources:
@@ -95,7 +94,10 @@ def stage(request: IngestRequest, folder: Path) -> None:
 def _rows_of_part(
     request: IngestRequest, sources: Sequence[SourceFile], scratch: Path, *, by_sql: bool
 ) -> range:
-    """Return the numbers of the rows to take, which are counted by reading them if it is a part."""
+    """Return the numbers of the rows to take, of those that `where` keeps.
+
+    For a part, such as the third of eight, all rows are read once more to count them.
+    """
     if request.part is None:
         return range(sys.maxsize)
     counting = scratch / "counting"
@@ -122,9 +124,10 @@ def _fetched(source: SourceFile, scratch: Path) -> SourceFile:
 def _utf8_texts(
     database: SqlReader | None, file: SourceFile, request: IngestRequest, limit: int
 ) -> Iterator[tuple[int, bytes | None]]:
-    """Yield line (or row of parquet) and text of the first `limit` rows.
+    """Yield line (or row of parquet) and text of the first `limit` rows of the file.
 
-    The text is in UTF-8, and None for a row that `where` leaves out.
+    The text is in UTF-8, and None for a row that `where` leaves out. `database` is None if none is
+    needed.
 
     Raises Halt (78) for bad input, OSError, duckdb.Error.
     """
@@ -175,7 +178,7 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
 
 
 def main(arguments: list[str]) -> int:
-    """Stage the request in `FOLDER/request.json`; `arguments` are `FOLDER [PARENT_PID]`.
+    """Stage the request in `FOLDER/request.json`; `arguments` are `FOLDER PARENT_PID`.
 
     Return an exit code of `chunkvisor`. A failure that is not a bug is explained in
     `FOLDER/answer.json`; the traceback of any failure goes to standard error, which is the log.
@@ -183,10 +186,9 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     folder = Path(arguments[0])
     request = None
-    if len(arguments) > 1:
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(arguments[1]):  # the parent has ended before that call
-            return ExitCode.TERMINATED
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(arguments[1]):  # the parent had ended before that call
+        return ExitCode.TERMINATED
     try:
         request = from_json(IngestRequest, (folder / "request.json").read_bytes())
         assert request is not None
@@ -194,7 +196,7 @@ def main(arguments: list[str]) -> int:
     # Whatever it is, the log gets its traceback and the parent a code.
     except Exception as error:  # noqa: BLE001
         halt = _as_halt(error, request, folder)
-        # On a full disk there is no room for either: the exit code has to do.
+        # A full disk may have room for neither; then the parent has only the exit code.
         with contextlib.suppress(OSError):
             traceback.print_exc()
         with contextlib.suppress(OSError):
@@ -208,5 +210,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    # Without Python's teardown, in which DuckDB's bindings complain about their own leaks.
+    # Skip Python's teardown, in which DuckDB's bindings write about their own leaks to the log.
     os._exit(code)

@@ -103,8 +103,9 @@ class TableRecord:
 class Spool:
     """Takes the text of one row after the other, and writes the table's files.
 
-    First all texts are appended to the text file, repeats included, and their lengths and hashes to
-    files in the scratch folder. `write_files` then removes the repeats.
+    `append` puts each text into the text file, repeats included, and its length and hash into files
+    in the scratch folder. At the end, `write_files` finds the repeats by the hashes and takes them
+    out.
     """
 
     def __init__(self, files: TableFiles, scratch: Path) -> None:
@@ -112,8 +113,8 @@ class Spool:
         self.empty = 0  # those whose text is empty; complete after `write_files`
         self._files = files
         self._lengths = scratch / "lengths.bin"
-        # The bin is the first byte of the hash. So equal texts are in one bin, and the bins one
-        # after the other have all hashes in order.
+        # A hash goes to the bin of its first byte. So equal texts are in the same bin, and sorting
+        # bin by bin sorts all.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
         self._batches: list[tuple[int, int]] = []  # (rows, bytes of their texts) of each write
         self._pending: list[bytes] = []
@@ -164,8 +165,8 @@ class Spool:
         Raises OSError.
         """
         self._flush()
-        # For each row, the first row with the same text. In the smallest type that suffices, since
-        # all rows are in memory here.
+        # For each row, the first row with the same text; shape (rows,). All are in memory, hence
+        # the smallest type.
         first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
         # At the first row of each text: how many rows have it, and then its number.
         of_texts = np.empty_like(first_of)
@@ -201,8 +202,8 @@ class Spool:
     def _drop_repeats(self, first_of: npt.NDArray[Any]) -> None:
         """Leave only the first of equal texts in the text file, and write `offsets`.
 
-        The file is compacted in place: a text moves only towards the start, to where all has been
-        read already.
+        The text file is rewritten in place, as `source` and `target`: a text only moves towards the
+        start, so what it overwrites has been read before.
         """
         row = kept_bytes = 0
         with (
@@ -258,9 +259,9 @@ class StagedTable(TableRecord):
     reuse: Reuse | None = None
     """Which texts have a vector elsewhere.
 
-    If it is set, `distinct`, `texts`, `each_text`, `first_row` and `row_text` count only the other
-    texts, those to be encoded: number 0 is the first of these. Methods whose names end in `_at`
-    always number all texts.
+    If it is set, `distinct`, `texts`, `each_text`, `first_row`, `row_text` and `row_counts` number
+    only the other texts, which are to be encoded: number 0 is the first of these. Methods whose
+    names end in `_at` always number all texts.
     """
 
     @classmethod
@@ -290,7 +291,7 @@ class StagedTable(TableRecord):
 
     @property
     def carried(self) -> str | None:
-        """The digest of rows.parquet, if there is one."""
+        """The digest of rows.parquet, which has the columns that are carried along, if any."""
         stamp = self.stamps.get(TableFiles(self.folder).rows.name)
         return stamp.digest if stamp is not None else None
 
@@ -370,7 +371,7 @@ class StagedTable(TableRecord):
 
 
 def text_of_row(folder: Path, row: int) -> str | None:
-    """Return a row's text; None if the table is gone or damaged."""
+    """Return the text of the row of that number; None if the table is gone or damaged."""
     try:
         table = StagedTable.open(folder)
         return table.texts_at(table.row_text(row, row + 1))[0]
@@ -379,16 +380,17 @@ def text_of_row(folder: Path, row: int) -> str | None:
 
 
 def shared_texts(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Find the texts that two index files share, block by block.
+    """Find the texts that two tables share, by their index files.
 
-    Yield their first rows in the one table, and in the same order those in the other. Both files
-    are sorted by hash and read once. Raises OSError.
+    Yield for some shared texts at a time their first rows in our table, and in the same order those
+    in the other: `([0, 7], [5, 2])` says that our row 0 has the text of their row 5. Both files are
+    sorted by hash and read once. Raises OSError.
     """
     with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
         here = _next_block(our_file)
         there = _next_block(their_file)
         while len(here) and len(there):
-            # A text up to the lower of the two last hashes cannot be in a later block.
+            # Up to the lower of the two last hashes, both blocks have all that there is.
             bound = min(here["hash"][-1], there["hash"][-1])
             _, our_at, their_at = np.intersect1d(
                 here["hash"], there["hash"], assume_unique=True, return_indices=True

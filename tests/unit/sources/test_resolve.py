@@ -228,7 +228,7 @@ def test_changed_while_it_is_read(
     [
         ("x://b/a.xls", "x://b/a.xls: files of this kind are not read"),
         ("x://b/nothing*.csv", "No file matches x://b/nothing"),
-        ("nope://b/a.csv", "what reads it is not installed"),
+        ("nope://b/a.csv", "addresses of this kind cannot be read"),
     ],
 )
 @pytest.mark.usefixtures("elsewhere")
