@@ -1,6 +1,6 @@
 """A run as lines: progress for people, JSON objects for programs, records for Python's logging.
 
-They are observers, which hear of a run and decide nothing.
+`Observer` is the base of all that show a run, here and in the other modules.
 """
 
 import contextlib
@@ -51,10 +51,10 @@ class Observer:
 
 
 class Observers(Observer):
-    """Hands everything on to several observers.
+    """Calls several observers, first the guarded ones.
 
-    A guarded one cannot end the run: at its first exception it is left out, and that is said.
-    Guarded ones are called before the others.
+    If a guarded observer raises an exception, a line on standard error says so, and it is not
+    called again. What another observer raises ends the run.
     """
 
     def __init__(self, *observers: Observer, guarded: Iterable[Observer] = ()) -> None:
@@ -90,9 +90,10 @@ class Observers(Observer):
 
 
 def heartbeat_s(elapsed_s: float, *, waiting: bool = False) -> float:
-    """Return the seconds until the next line of progress, from 20 up to 600 as time passes.
+    """Return how many seconds there are between two lines of progress.
 
-    While the run waits, at least 60: the wait itself has been reported.
+    They are 20 at first, and a tenth of the elapsed time later, up to 600. While the run waits they
+    are at least 60, since an event has reported the wait.
     """
     return min(600.0, max(60.0 if waiting else 20.0, 0.1 * elapsed_s))
 
@@ -100,8 +101,8 @@ def heartbeat_s(elapsed_s: float, *, waiting: bool = False) -> float:
 class Console(Observer):
     """Writes a line for each event that has words, and a line of progress now and then.
 
-    Events below the weight `least` are skipped; above NEWS there are no lines of progress either.
-    `last_words` adds why a run halted, which on standard error the command prints itself.
+    Events below the weight `least` are skipped; lines of progress are only written if it is NEWS.
+    `last_words`: write why a run halted, too. On standard error that is left to the command.
     """
 
     def __init__(
@@ -170,8 +171,9 @@ def _write_line(stream: TextIO | None, line: str) -> None:
 class Logger(Observer):
     """Hands the events of a run to Python's logger `chunkvisor`.
 
-    In a program that has not set up logging, Python writes warnings to standard error; this is
-    prevented if the run is shown anyway (`is_shown`). `in_words` is as in `Console`.
+    In a program that has not set up logging, Python writes warnings to standard error. Nothing is
+    logged there if the user sees the run in another way (`is_shown`). `in_words` is as in
+    `Console`.
     """
 
     def __init__(self, *, is_shown: bool, in_words: Callable[[str], str]) -> None:
@@ -192,7 +194,7 @@ def is_watched() -> bool:
     """Whether a person is likely to watch: at a terminal, or in a notebook."""
     if is_terminal(sys.stderr):
         return True
-    # nbclient imports this module as well, outside of a notebook.
+    # The module alone is no sign of a notebook: nbclient imports it, too.
     kernel = sys.modules.get("ipykernel.kernelapp")
     return kernel is not None and bool(kernel.IPKernelApp.initialized())
 
@@ -200,7 +202,7 @@ def is_watched() -> bool:
 def next_steps(
     loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool
 ) -> Iterator[str]:
-    """Say where the files of a run are that has ended, and what to run next.
+    """Say where the files of an ended run are, and which command to run next.
 
     The run began at `began_s`, in seconds since the epoch. `report`: whether to name its report.
     """
@@ -219,7 +221,7 @@ def next_steps(
         if trial:
             yield "that was a trial; for all rows, run the same command without --max-rows"
     with contextlib.suppress(OSError):
-        # A run that found everything complete leaves the report of an earlier one.
+        # A run that found everything complete writes no report: the file is of an earlier run.
         if report and layout.report.stat().st_mtime >= began_s:
             yield f"how the run went: {layout.report}"
 

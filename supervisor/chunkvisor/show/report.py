@@ -1,8 +1,10 @@
 """The report of a workdir: one HTML page, made from the folder alone, during or after a run.
 
 It begins with what to worry about and ends with the paths. It needs no network and no script. A
-journal or a log may be damaged or hostile: what cannot be read is left out, and every text is
-cleaned and escaped.
+journal or a log may be damaged, or written to harm: what cannot be read is left out, and every text
+is cleaned and escaped.
+
+`Timeline` reads the journal, `charts_of` draws it, and `render` puts the page together.
 """
 
 import contextlib
@@ -38,7 +40,7 @@ _MOST_KINDS = 40
 _MOST_LINES = 200
 _LOG_LINES = 14
 _STEPS = 200
-"""Steps of time in a chart; more could not be told apart."""
+"""Steps of time in a chart, from its left end to its right; more could not be seen apart."""
 _SMOOTH = 4
 """Steps over which the throughput is averaged, since chunks are committed in bursts."""
 _HEIGHT = 100
@@ -56,7 +58,10 @@ def clean(value: object, chars: int = 1000) -> str:
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """Make an element. `class_` is the attribute `class`, and `data_label` is `data-label`."""
+    """Make an element: `tag("p", "a < b", class_="x")` is `<p class="x">a &lt; b</p>`.
+
+    `class_` is the attribute `class`, and `data_label` is `data-label`.
+    """
     parts = [f"<{name}"]
     for key, value in attributes.items():
         parts.append(f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"')
@@ -78,16 +83,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
 
 
 class Timeline:
-    """What the journal says, over the time that runs were running.
+    """What the journal says, by the time for which runs have been running.
 
-    Moments are counted in seconds of that time, so that charts have no gaps between runs.
+    A moment is in seconds of that time: with a run of 60 s today and one of 60 s tomorrow, 90 is in
+    the middle of the second. So charts have no gaps between runs.
     """
 
     def __init__(self, journal: Path) -> None:
         self.running_s = 0.0
         """How long runs have been running until the last event."""
         self.texts: list[tuple[float, int]] = []
-        """(moment, how many distinct texts were encoded)."""
+        """(moment, how many distinct texts were encoded since the moment before)."""
         self.ended = defaultdict[str, list[float]](list)
         """The moments at which attempts ended, by `committed`, `failed` and `interrupted`."""
         self.busy = defaultdict[str, list[tuple[float, float]]](list)
@@ -161,7 +167,13 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
     def step(now_s: float) -> int:
         return min(_STEPS - 1, int(now_s / running_s * _STEPS))
 
-    steps = range(_STEPS)
+    def summed(points: Iterable[tuple[float, float]]) -> list[float]:
+        """Add up the values of (moment, value) in each step, and all steps before it."""
+        sums = [0.0] * _STEPS
+        for now_s, value in points:
+            sums[step(now_s)] += value
+        return list(accumulate(sums))
+
     span = ("0", f"{human_time(running_s)} of running time")
     encoded = Counter[int]()
     for now_s, texts in timeline.texts:
@@ -169,24 +181,23 @@ def charts_of(timeline: Timeline) -> Iterator[Markup]:
     total = encoded.total()
     if total:
         smooth_s = _SMOOTH * running_s / _STEPS
-        rates = [(number, encoded[number // _SMOOTH] / smooth_s) for number in steps]
+        rates = [(at, encoded[at // _SMOOTH] / smooth_s) for at in range(_STEPS)]
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", span, [(words, rates)], "{:,.4g}".format)
     if timeline.ended:
-        sums = []
-        for outcome, moments in sorted(timeline.ended.items()):
-            counts = Counter(map(step, moments))
-            sums.append((outcome, list(enumerate(accumulate(counts[each] for each in steps)))))
-        yield _chart("Attempts", span, sums, "{:,.0f}".format)
+        counts = [
+            (outcome, enumerate(summed((now_s, 1) for now_s in moments)))
+            for outcome, moments in sorted(timeline.ended.items())
+        ]
+        yield _chart("Attempts", span, counts, "{:,.0f}".format)
     if timeline.busy:
         shares = []
         for name, ends in sorted(timeline.busy.items()):
-            busy_s = dict.fromkeys(steps, 0.0)
-            for now_s, computed_s in ends:
-                busy_s[step(now_s)] += computed_s
-            sums_s = enumerate(accumulate(busy_s.values()), 1)
             step_s = running_s / _STEPS
-            shares.append((name, [(at - 1, min(1.0, sum_s / step_s / at)) for at, sum_s in sums_s]))
+            shares_so_far = [
+                (at, min(1.0, sum_s / step_s / (at + 1))) for at, sum_s in enumerate(summed(ends))
+            ]
+            shares.append((name, shares_so_far))
         yield _chart("Computing, share of the time so far", span, shares, "{:.0%}".format)
     held = [
         (name, [(step(now_s), size_bytes) for now_s, size_bytes in points])
@@ -258,7 +269,8 @@ def _failures(status: Status, timeline: Timeline, layout: Layout) -> Iterator[Ma
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
         yield tag("p", f"Last: {where}: {last.reason}{last.at}", class_="soft")
         log = layout.output(last.output).attempt(last.chunk, last.attempt).log
-        # The name of the output is checked: a hostile journal could name any file of the machine.
+        # The output's name has to be one of ours: a journal that was written to harm could name any
+        # file of the machine.
         if last.output in status.outputs and log.is_file():
             lines = [
                 clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()
@@ -284,7 +296,7 @@ def _bad_rows(status: Status, timeline: Timeline, layout: Layout) -> Iterator[tu
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as of `now_s`. Raises Halt (78) if the folder is not a workdir."""
-    # The workdir is made absolute only here, so that a refusal names the folder as it was given.
+    # Made absolute only after the check, which names the folder as it was given if it refuses.
     layout = Layout(require_workdir(workdir).workdir.absolute())
     status, lines = read_status(layout.workdir)
     timeline = Timeline(layout.events)

@@ -1,6 +1,7 @@
 """How far a workdir is, read from its folder alone: during a run, or after any end of it.
 
-It writes nothing, and never waits for a lock.
+Nothing is written, and no lock is waited for. `Follower` reads the folder, `status_of` makes the
+values of `status --json`, and `status_screen` the lines of `status`.
 """
 
 import time
@@ -26,8 +27,8 @@ SCHEMA = 1
 """The version of `status --json`. It stays if a key is added, and rises if one is removed or
 changes its meaning."""
 _FOREIGN_SILENCE_S = 900.0
-"""A run on another host is taken for dead after this time without an event; a live one reports
-something every few minutes."""
+"""A run on another host counts as dead after this time without an event: a live one has one every
+few minutes."""
 _DONE = (0, 3)
 """Exit codes of a run that has come to the end of its work."""
 _KILLED = "its process was killed, the machine went down, or the disk was full"

@@ -75,7 +75,7 @@ class Live(Observer):
     def event(self, event: Event, state: RunState) -> None:
         self.state = state
         self._news.append(Logged(state.last_event_s, "", event))
-        # At the start of a run, a stage may take long before the next tick.
+        # Draw at once: at the start of a run, it may be long until the next tick.
         if event.stage and not state.chunks_here:
             self._drawn_s = 0.0
             self.tick()

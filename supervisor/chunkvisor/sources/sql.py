@@ -1,6 +1,7 @@
 """Reads rows by DuckDB: of parquet, and of every source with `sql`, `where` or `columns`.
 
-SQL sees one row at a time: what looks at other rows or at the clock is refused.
+An expression is to depend on its row alone: one that looks at other rows or at the clock is
+refused.
 """
 
 import contextlib
@@ -22,9 +23,11 @@ from chunkvisor.sources.readers import quoted
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, yaml_line
 
 _SHARE_BYTES = 256 << 20
-"""Memory for Python and one batch of rows; also for each thread, which holds parquet row groups."""
+"""Memory for Python and one batch of rows. DuckDB gets one thread for each such share of what is
+left, since a thread holds row groups of parquet."""
 _BATCH_ROWS = 8192
 _BATCH_CHARS = 8 << 20
+# Classes of nodes in a parsed expression that look at other rows or columns.
 _BEYOND_ONE_ROW = {"window", "subquery", "unnest", "star", "positional_reference"}
 # SQL calls these functions without brackets, so that the parser takes them for columns.
 _CLOCK = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
@@ -40,7 +43,8 @@ _TYPES = {
 _WHOLE = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
 _NESTED = re.compile(r"\]$|^(STRUCT|MAP|UNION|BLOB)")
 Kinds: TypeAlias = tuple[str, ...]
-"""The SQL type of each cell that a row has in the columns that the request uses."""
+"""The SQL types of a row's cells, in the order of the columns that the request uses, such as
+("BIGINT", "VARCHAR"); "" is for a column that no row has."""
 Row: TypeAlias = tuple[int, list[str | None], Kinds]
 """A row of a text format: its line, its text and then its used cells, and the types of these."""
 # Functions and types that take a number as its source writes it.
@@ -65,9 +69,10 @@ def _as_text(kind: str, sql: str) -> str:
 
 
 def _takes_text(node: dict[str, Any]) -> bool:
-    """Return whether this node of a parsed expression needs the text of what is in it.
+    """Return whether this node of a parsed expression needs its operands as text.
 
-    It does if it joins texts, casts to text, or compares with a string.
+    It does if it joins texts, casts to text, or compares with a string: in `'v' || version` the
+    number 1.10 has to stay `1.10`.
     """
     # DuckDB before 2.0 calls the type of a cast `cast_type`.
     target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
@@ -80,7 +85,10 @@ def _takes_text(node: dict[str, Any]) -> bool:
 
 
 def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each column that a parsed expression names, and whether its text is needed there."""
+    """Yield each column that a parsed expression names, and whether its text is needed there.
+
+    `node` is a part of the parsed expression: a node, a list of nodes, or a value.
+    """
     if isinstance(node, dict):
         if node.get("class") == "COLUMN_REF":
             yield node["column_names"][0], as_text
@@ -94,9 +102,9 @@ def _column_uses(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]
 class SqlReader:
     """Reads the files of a request in their order, and collects the columns to carry along.
 
-    Each row of a text format is computed with the types of its own values, so that its text depends
-    on no other row: 42 is a number in one row and "42" a text in the next. Rows with the same types
-    share a query.
+    In JSON lines a column may have 42 in one row and "42" in the next. Each row is computed with
+    the types of its own values, so that its text depends on no other row; rows with the same types
+    share a query. Parquet has one type for a column, and one query for a file.
     """
 
     def __init__(self, request: IngestRequest, scratch: Path) -> None:
@@ -112,7 +120,7 @@ class SqlReader:
         self._typed = set[str]()
         """Those of which `sql` or `where` needs more than the text, in lower case."""
         self._columns = dict[str, str]()
-        """Columns of the present file, with their types."""
+        """Columns of the file that is being read, with their types."""
         self._line = 0  # the first of the rows that were tried last, for messages
         self._rows = ""  # SQL that selects these rows
         self._queries = dict[Kinds, str]()
@@ -120,7 +128,7 @@ class SqlReader:
         self._found = {name: set[str]() for name in request.columns}
         """The types of the values in each column that is carried along."""
         self._kept = dict[str, str]()
-        """The one type in which such a column is kept."""
+        """The one type of each of these columns in the table `scratch.rows`."""
         self._names, self._compose = readers.composer(request)
         limit_bytes = max(
             request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2
@@ -166,7 +174,7 @@ class SqlReader:
             raise config_error(
                 f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
             )
-        # DuckDB calls error() volatile only so that it is not moved about.
+        # error() is constant enough: DuckDB calls it volatile to keep it in its place.
         unstable = self._execute(
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
@@ -213,7 +221,7 @@ class SqlReader:
             request = self._request
             asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(request, key)]
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
-            # The other lines have DuckDB's functions, and advice about its settings.
+            # Only the first line is for our users: the others list candidates and settings.
             reason = str(error).split("\n", 1)[0]
             if self._line:
                 reason += f" (line {self._line})"
@@ -236,7 +244,7 @@ class SqlReader:
     def _parquet_rows(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
         if not file.path.stat().st_size:
             raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
-        # DuckDB takes every name for a pattern, and parts of a path for columns.
+        # DuckDB would read a name as a pattern, and `/year=2024/` in a path as a column.
         name = _literal(glob.escape(str(file.path)))
         data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
         self._columns = {name: kind for name, kind, *_ in self._execute(f"DESCRIBE FROM {data}")}
@@ -317,6 +325,7 @@ class SqlReader:
             )
         if rows:
             self._check_columns(file)
+            # A column that `sql` or `where` names may be in no row: the query without it says so.
             self._line = 0
             found = [
                 kind if name in keys else "" for name, kind in zip(self._used, kinds, strict=True)
@@ -342,9 +351,10 @@ class SqlReader:
     def _run_query(
         self, file: SourceFile, kinds: Kinds, batch: list[Row], numbers: list[int]
     ) -> list[tuple[int, bool, str | None]]:
-        """Return number, whether it is kept, and text of rows of the batch with these types.
+        """Return number, whether it is kept, and text of the rows `numbers` of the batch.
 
-        Of rows that fail together, each half is tried alone, until `_line` is the line to blame.
+        All of them have these types. If the query fails, each half of the rows is tried alone,
+        until one row is left; `_line` is its line.
         """
         self._line = batch[numbers[0]][0]
         self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
@@ -482,8 +492,9 @@ class SqlReader:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the SQL type of a value of a text format."""
+    """Return the SQL type of a value of a text format; HUGEINT from 2**63 on."""
     kind = _TYPES[type(value)]
+    # A number may have millions of digits, of which the first 40 suffice to see that it is long.
     is_long = kind == "BIGINT" and len(value) > 18 and abs(int(value[:40])) >> 63
     return "HUGEINT" if is_long else kind
 
