@@ -178,7 +178,9 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
 
 
 def main(arguments: list[str]) -> int:
-    """Stage the request in `FOLDER/request.json`; `arguments` are `FOLDER PARENT_PID`.
+    """Stage the request in `FOLDER/request.json`; `arguments` are `FOLDER [PARENT_PID]`.
+
+    Without PARENT_PID, it does not end with its parent: so tests call it in their own process.
 
     Return an exit code of `chunkvisor`. A failure that is not a bug is explained in
     `FOLDER/answer.json`; the traceback of any failure goes to standard error, which is the log.
@@ -186,9 +188,10 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     folder = Path(arguments[0])
     request = None
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(arguments[1]):  # the parent had ended before that call
-        return ExitCode.TERMINATED
+    if len(arguments) > 1:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(arguments[1]):  # the parent had ended before that call
+            return ExitCode.TERMINATED
     try:
         request = from_json(IngestRequest, (folder / "request.json").read_bytes())
         assert request is not None
