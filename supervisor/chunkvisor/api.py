@@ -343,6 +343,10 @@ def write_texts(given: Any, folder: Path) -> Path | None:
 
 
 def _json_line(text: Any, index: int) -> bytes:
+    """Return a line such as `{"text": "some words"}`; None, NaN and NA are empty texts.
+
+    Raises Halt (78) for what is not a text, naming it by its `index`.
+    """
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
     if type(text).__name__ == "NAType" or (isinstance(text, numbers.Real) and math.isnan(text)):
         text = None  # of pandas
@@ -361,6 +365,7 @@ def _json_line(text: Any, index: int) -> bytes:
 
 
 def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return each KEY=VALUE of the argument `set`, which may be a single text."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

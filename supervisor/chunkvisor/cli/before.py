@@ -24,6 +24,7 @@ from chunkvisor.printing import print_json, print_lines
 
 
 def _print_step(step: str) -> None:
+    """Name a slow step on standard error when it begins."""
     print_lines(f"{step} …", err=True)
 
 

@@ -91,6 +91,7 @@ def _audit_output(
     device: Device,
     loaded: LoadedConfig | None,
 ) -> Audit:
+    """Encode a random sample of one output's rows again, and compare. Raises as `audit`."""
     dtype = str(manifest["model"]["dtype"])
     try:
         fixed = read_fixed(output)

@@ -22,9 +22,14 @@ from chunkvisor.config.model import Config, encode_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
 from chunkvisor.devices.handles import Health, HealthReport, judge_gpu, read_gpu
-from chunkvisor.engine import modelfolder
 from chunkvisor.engine.expected import Expected, read_expected
-from chunkvisor.engine.modelfolder import ModelFolder, Repository, repository_of
+from chunkvisor.engine.modelfolder import (
+    ModelFolder,
+    Repository,
+    check_model_files,
+    read_model_folder,
+    repository_of,
+)
 from chunkvisor.engine.modelsource import (
     ModelSource,
     fetch_model,
@@ -213,10 +218,15 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
                 case.sources[name] = halt
 
     def ask_hub(wanted: Repository, **variables: str) -> ModelSource | Verdict:
+        """Fetch a model or ask for it, with these environment variables set."""
         folder = Path(tempfile.mkdtemp(dir=scratch))
         return fetch_model(wanted, folder, lambda: None, {**os.environ, **variables})
 
-    def at_hand(wanted: Repository, _: str) -> ModelSource:
+    def require_here(wanted: Repository, _: str) -> ModelSource:
+        """Return a model whose files are on this machine.
+
+        Else note in the case whether the hub would give it, and raise _NotHereError.
+        """
         pinned = pinned_source(cache, wanted)
         found = pinned if pinned and pinned.path else ask_hub(wanted, HF_HUB_OFFLINE="1")
         if isinstance(found, ModelSource):
@@ -233,9 +243,9 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     here = None if model.is_plugin else known_source(model, cache)
     try:
         if not model.is_plugin:
-            source = here or at_hand(repository_of(model), "")
-            case.warnings = modelfolder.check_model_files(config, source.path)
-            resolve_outside(source, model, at_hand, scratch / "hub")
+            source = here or require_here(repository_of(model), "")
+            case.warnings = check_model_files(config, source.path)
+            resolve_outside(source, model, require_here, scratch / "hub")
     except _NotHereError:
         return
     except Halt as halt:
@@ -243,7 +253,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     case.place = "plugin"
     if source.path:
         case.place = "folder" if source.path == model.name else "cache"
-        case.model = modelfolder.read_model_folder(Path(source.path))
+        case.model = read_model_folder(Path(source.path))
     if model.expect:
         case.expected = read_expected(model.expect)
     case.dtype = case.model.computes_in(model)
@@ -267,6 +277,7 @@ def _encode_samples(
     limits = ONE_ROW if no_padding else Limits(rows=2, tokens=1)
 
     def try_sample(texts: Sequence[str], limits: Limits = ONE_ROW) -> Trial:
+        """Encode the texts in a new process on `device`."""
         folder = Path(tempfile.mkdtemp(dir=scratch))
         return try_texts(texts, spec, encode, device, loaded, folder, limits=limits)
 
@@ -298,6 +309,7 @@ def examine(case: Case) -> list[Finding]:
 
 
 def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
+    """Make a fault of the Halt with which a run would refuse the job."""
     why = f": {halt.why}" if halt.why else ""
     blame = "machine" if halt.code is ExitCode.MACHINE else "config"
     return Finding(
@@ -306,6 +318,7 @@ def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
 
 
 def _driver(case: Case) -> Iterator[Finding]:
+    """Check that nvidia-smi answers, and that this user may open the GPUs."""
     broken = FAULT if case.wanted else WARNING
     forbidden = [path for path, may in case.device_files.items() if not may]
     if forbidden:
@@ -317,18 +330,20 @@ def _driver(case: Case) -> Iterator[Finding]:
         )
     elif case.smi.text or case.cards or case.device_files:
         # Not more than a warning: whether CUDA works is what torch finds.
-        means = "nvidia-smi is not on PATH"
+        meaning = "nvidia-smi is not on PATH"
         mend = "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
         if case.smi.text:
             cause = Cause("nvidia-smi", (), case.smi.text)
             rule = diagnose(Fault(Phase.CUDA_INIT, (cause,), "")).rule
-            means = f"nvidia-smi fails: {case.smi.line}"
+            meaning = f"nvidia-smi fails: {case.smi.line}"
             mend = f"Reboot; {_ACCESS}."
             if rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT):
-                means += f". {rule.cause.rstrip('.')}"
+                meaning += f". {rule.cause.rstrip('.')}"
                 mend = rule.remedy
-        means += "; CUDA may work all the same, but nothing is known of the GPU's memory and health"
-        yield Finding("driver", WARNING, means, mend)
+        meaning += (
+            "; CUDA may work all the same, but nothing is known of the GPU's memory and health"
+        )
+        yield Finding("driver", WARNING, meaning, mend)
     else:
         mend = f"Install or load the driver; {_ACCESS}; or write `device: cpu`."
         state = FAULT if case.wanted else NOTE
@@ -336,6 +351,7 @@ def _driver(case: Case) -> Iterator[Finding]:
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
+    """Check that each GPU reports no fault, and has memory that other processes do not use."""
     for device, health_report in case.health.items():
         if health_report.health is Health.BROKEN:
             mend = (
@@ -352,6 +368,7 @@ def _gpus(case: Case) -> Iterator[Finding]:
 
 
 def _torch(case: Case) -> Iterator[Finding]:
+    """Check that torch computes: in general, and on the GPUs if the job needs them."""
     report, returncode, log = case.probe
     fault = report.fault if report else None
     found = diagnose(fault) if fault else diagnose_log(log, returncode or 0)
@@ -386,6 +403,7 @@ def _torch(case: Case) -> Iterator[Finding]:
 
 
 def _memory_and_disk(case: Case) -> Iterator[Finding]:
+    """Check that the memory of the machine holds the workers, and that the workdir can grow."""
     workers = 1
     if case.config:
         each = case.config.workers
@@ -420,6 +438,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
 
 
 def _source(case: Case) -> Iterator[Finding]:
+    """Check that the first rows of each output can be read."""
     for name, problem in case.sources.items():
         if isinstance(problem, Halt):
             yield _refusal("source", problem, f"{name}: ")
@@ -432,6 +451,7 @@ def _source(case: Case) -> Iterator[Finding]:
 
 
 def _model(case: Case) -> Iterator[Finding]:
+    """Check where the model's files are, what they say, and whether its dtype suits the device."""
     if case.config is None or not case.place:
         return
     name = case.config.model.name
@@ -481,6 +501,7 @@ def _model(case: Case) -> Iterator[Finding]:
 
 
 def _encoding(case: Case) -> Iterator[Finding]:
+    """Check what workers made of the sample on each device, and of `model.expect`."""
     if case.busy_pid:
         meaning = f"no sample was encoded, because a run (pid {case.busy_pid}) uses the workdir"
         yield Finding("encoding", NOTE, meaning)
@@ -503,6 +524,7 @@ def _encoding(case: Case) -> Iterator[Finding]:
 
 
 def _failed(case: Case, trial: Trial) -> Finding:
+    """Say why a worker could not encode the sample, and who has to repair it."""
     verdict = trial.verdict
     mend = verdict.remedy or "Correct what the log names: the encoder, torch, or another package."
     if verdict.rule == "wrong-model":

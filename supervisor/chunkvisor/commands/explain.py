@@ -91,6 +91,7 @@ def _of_rule(rule: Rule) -> Iterator[tuple[str, str]]:
 
 
 def _of_outcome(name: str) -> Iterator[tuple[str, str]]:
+    """Yield (heading, text) of each paragraph, as `_of_rule`."""
     found = ENTRIES[name]
     yield "", found.what
     yield "What the run does automatically", found.then

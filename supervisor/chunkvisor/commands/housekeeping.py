@@ -112,6 +112,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
 
 
 def _unreadable(error: BadVectorsError | OSError) -> str:
+    """Say what is wrong with a file of vectors that could not be read."""
     return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 

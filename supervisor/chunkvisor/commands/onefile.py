@@ -133,6 +133,7 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
     manifest = None
     with contextlib.suppress(DamagedError, OSError):
         manifest = read_sealed(out.with_suffix(".json"))
+    # By way of JSON, whose reader checks the types.
     before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
     if manifest is None or before is None:
         raise config_error(

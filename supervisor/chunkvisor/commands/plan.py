@@ -21,9 +21,13 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
-from chunkvisor.engine import modelfolder
 from chunkvisor.engine.expected import read_expected
-from chunkvisor.engine.modelfolder import ModelFolder
+from chunkvisor.engine.modelfolder import (
+    ModelFolder,
+    check_model_files,
+    pools_last_token,
+    read_model_folder,
+)
 from chunkvisor.engine.modelsource import ModelSource, known_source
 from chunkvisor.errors import Halt
 from chunkvisor.outputs.combine import refuse_unequal
@@ -101,7 +105,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
         else:
             path = _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)
             if path:
-                model = modelfolder.read_model_folder(Path(path))
+                model = read_model_folder(Path(path))
                 if config.engine.kind is EngineKind.LOCAL:
                     notes += _dtype_notes(config, model)
         for name, sizes in outputs.items():
@@ -162,6 +166,7 @@ def _add_bytes(
 
 
 def _sum_known(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of the numbers is not known."""
     known = list(numbers)
     return None if None in known else sum(filter(None, known))
 
@@ -267,7 +272,7 @@ def _count_tokens(
         None, config.model.revision
     )
     path = source.path
-    warnings = modelfolder.check_model_files(config, path)
+    warnings = check_model_files(config, path)
     folder.mkdir(mode=0o700)
     files = AttemptFiles(folder)
     tasks = list[LengthsTask]()
@@ -303,7 +308,7 @@ def _count_tokens(
         notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
-        warnings = modelfolder.check_model_files(config, path)
+        warnings = check_model_files(config, path)
         for (name, table), report in zip(tables.items(), answer.reports, strict=True):
             lengths = np.load(report.lengths, allow_pickle=False)
             outputs[name] |= {
@@ -313,7 +318,7 @@ def _count_tokens(
                 "batches": round(report.batches * table.distinct / len(lengths)),
                 "padding_share": 1 - report.tokens / max(1, report.padded_tokens),
             }
-            if report.blank_ends and modelfolder.pools_last_token(Path(path), config.model):
+            if report.blank_ends and pools_last_token(Path(path), config.model):
                 blank = counted(report.blank_ends, "text")
                 what = (
                     "a vector is that of the last token, and sentence-transformers strips none "
@@ -413,4 +418,5 @@ def _output_lines(output: dict[str, Any]) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
+    """Say `12.5 %` for 0.125."""
     return "<0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

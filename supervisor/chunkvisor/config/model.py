@@ -59,6 +59,7 @@ def _unless(is_wrong: Callable[[Any], bool], sentence: str) -> AfterValidator:
 
 
 def _matching(pattern: str, what: str) -> AfterValidator:
+    """Refuse a text that the pattern does not match as a whole: it should be `what`."""
     return _unless(lambda text: re.fullmatch(pattern, text) is None, f"should be {what}")
 
 
