@@ -391,11 +391,11 @@ def test_unreadable_path(folder: Path) -> None:
     ("override", "read"),
     [
         ("chunk.size=1e3", lambda config: config.chunk.size == 1000),
-        ("encode.prompt='query: '", lambda config: config.encode.prompt == "query: "),
+        ("encode.prompt='a=b: '", lambda config: config.encode.prompt == "a=b: "),
         ("encode.batch_tokens=", lambda config: config.encode.batch_tokens is None),
         ("model.kwargs.a.b=[1, 2]", lambda config: config.model.kwargs == {"a": {"b": [1, 2]}}),
         ("outputs.a.encode.normalize=true", lambda config: config.outputs["a"].encode.normalize),
-        ("env.A=x=y", lambda config: config.env == {"A": "x=y", "B": "9.10", "C": "007"}),
+        ("env={A: 1.50}", lambda config: config.env == {"A": "1.50"}),
         ("env.A=1.50", lambda config: config.env == {"A": "1.50", "B": "9.10", "C": "007"}),
     ],
 )

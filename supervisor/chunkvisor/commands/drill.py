@@ -172,14 +172,15 @@ def _undisturbed(runs: _Runs) -> tuple[Vectors, float, float]:
             f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
             why=words,
         )
-    phases = [
-        each.phase_s for each in runs.events("undisturbed") if isinstance(each, ChunkCommitted)
-    ]
-    batch_s = [each.get("forward", 0.0) + each.get("write", 0.0) for each in phases]
+    stall_s = 2.0
+    for each in runs.events("undisturbed"):
+        if isinstance(each, ChunkCommitted):
+            batches_s = each.phase_s.get("forward", 0.0) + each.phase_s.get("write", 0.0)
+            stall_s = max(stall_s, 3 * batches_s)
     good: Vectors = np.load(output.final, allow_pickle=False)
     largest = max(1.0, float(np.abs(good).max(initial=0.0)))
     allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
-    return good, allowed, max([2.0, *(3 * each for each in batch_s)])
+    return good, allowed, stall_s
 
 
 def _provoke(runs: _Runs, fault: DrillFault, stall_s: float) -> tuple[str, str]:

@@ -71,10 +71,10 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
+def parse(text: str, name: str, at: Key = ()) -> tuple[Any, dict[Key, str]]:
     """Read a YAML text: its value, and the place of each key and list item, such as `NAME:3`.
 
-    Raises Halt (78) if it is not valid YAML.
+    The text is the value `at` a key, or a whole config. Raises Halt (78) if it is not valid YAML.
     """
     places: dict[Key, str] = {(): name}
     try:
@@ -83,7 +83,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
         node = loader.get_single_node()
         if node is None:
             return None, places
-        _collect_places(node, (), places)
+        _collect_places(node, at, places)
         return loader.construct_document(node), places
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         why = "it is nested too deeply, or has a tag that does not fit"
@@ -297,7 +297,7 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
     *sections, last = key = tuple(dotted.split("."))
     if not equals or not all(key):
         raise _wrong_config(f"{place}: write it as --set KEY=VALUE, such as --set chunk.size=200")
-    value, _ = parse(value_text, place)
+    value, _ = parse(value_text, place, key)
     for depth, part in enumerate(sections, start=1):
         if values.get(part) is None:
             values[part] = {}
@@ -307,8 +307,7 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
                 f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys"
             )
         places.setdefault(key[:depth], place)
-    # As in a file, a number of `env` keeps its digits.
-    values[last] = value_text if key[0] == "env" and type(value) in (int, float) else value
+    values[last] = value
     for below in [known for known in places if known[: len(key)] == key]:
         del places[below]
     places[key] = place
