@@ -796,9 +796,10 @@ class _Run:
         on_wait()
         if within(self.world.disk_full, self.life.now_s):
             raise full()
-        if self.life.mishap("damaged chunk"):
+        chunks = output.ledger.plan.count  # 0 if another output has all of its texts
+        if chunks and self.life.mishap("damaged chunk"):
             self.damaged_turn = self.turns + 1
-            raise ChunkDamagedError(self.chance.randrange(output.ledger.plan.count), "damaged")
+            raise ChunkDamagedError(self.chance.randrange(chunks), "damaged")
         self.disk.published.add(number)
         return {"rows": 1, "dimension": DIMENSION, "path": ""}
 
