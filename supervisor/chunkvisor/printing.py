@@ -47,7 +47,7 @@ def _print(text: str, *, err: bool = False, red: bool = False) -> bool:
         raise Halt(
             ExitCode.DISK,
             "standard output cannot be written",
-            "free some space on the target disk",
+            "Free some space on its disk, or write to another.",
             why=str(error),
         ) from None
     return True
