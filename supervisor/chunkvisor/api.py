@@ -302,12 +302,10 @@ def write_texts(given: Any, folder: Path) -> Path | None:
     """
     # Iterating over a table gives no texts. Those of pandas and polars have `columns`, those of
     # datasets and pyarrow `column_names`.
-    is_table = (
-        isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
-    )
+    is_table = hasattr(given, "columns") or hasattr(given, "column_names")
     if (
         is_table
-        or isinstance(given, str | bytes | os.PathLike | set | frozenset)
+        or isinstance(given, str | bytes | os.PathLike | set | frozenset | Mapping)
         or not isinstance(given, Iterable)
     ):
         raise config_error(

@@ -131,9 +131,8 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
         if found is None:
             text += f"\n{section}:\n  {key}: {value}\n"
             continue
-        keys = dict[str, yaml.Node]()
-        if isinstance(found, yaml.MappingNode):
-            keys = {name.value: node for name, node in found.value}
+        pairs = found.value if isinstance(found, yaml.MappingNode) else []
+        keys = {name.value: node for name, node in pairs}
         old = keys.get(key, found)
         start = old.start_mark.index
         end = old.end_mark.index
