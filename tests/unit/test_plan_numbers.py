@@ -3,17 +3,15 @@
 import json
 import resource
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from chunkvisor.commands.plan import _add_bytes, distribution
+from chunkvisor.commands.plan import _too_large, distribution
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import read_model_folder
-from chunkvisor.sources.table import StagedTable
 from chunkvisor.supervise.opening import propose
 
 
@@ -38,22 +36,34 @@ def test_distribution(
     assert (found["truncated"], found["lost_share"]) == (truncated, pytest.approx(lost_share))
 
 
-@pytest.mark.parametrize(("limit", "notes"), [(40_000, 0), (39_999, 1)])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_final_file_that_is_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, notes: int, dtype: str
+@pytest.mark.parametrize(
+    ("limit", "noted"),
+    [(80_256, []), (80_255, ["both"]), (40_127, ["one", "both"]), (39_999, ["one", "two", "both"])],
+)
+def test_final_files_that_are_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, noted: list[str]
 ) -> None:
-    """A file larger than `ulimit -f` is noted before anything is encoded; one of float16 is made
-    from one of float32.
+    """Files larger than `ulimit -f` are noted before anything is encoded: final files, the float32
+    rows from which one of float16 is made, and combinations.
     """
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    output = {"source": "a.csv", "column": "a", "dtype": dtype}
-    values = {"workdir": str(tmp_path), "model": {"name": "m"}, "outputs": {"out": output}}
-    sizes: dict[str, Any] = {"dimension": 10, "texts_left": 0}
-    table = cast("StagedTable", SimpleNamespace(rows=1000, folder=tmp_path))
-    found = _add_bytes(sizes, from_values(values, tmp_path), "out", table, None)
-    assert len(found) == notes
-    assert all("larger than" in note and "ulimit -f unlimited" in note for note in found)
+    source = {"source": "a.csv", "column": "a"}
+    values = {
+        "workdir": str(tmp_path),
+        "model": {"name": "m"},
+        "outputs": {"one": source, "two": source | {"dtype": "float16"}, "three": source},
+        "combine": {"both": ["one", "three"]},
+    }
+    sizes = {"rows": 1000, "dimension": 10}
+    outputs: dict[str, dict[str, Any]] = {
+        "one": sizes | {"final_bytes": 40_128},
+        "two": sizes | {"final_bytes": 20_128},
+        "three": {"rows": 1000, "dimension": 1, "final_bytes": 40_128},
+    }
+    found = [*_too_large(from_values(values, tmp_path), outputs)]
+    names = [note.partition(":")[0] for note in found]
+    assert [name for name in names if name != "three"] == noted
+    assert all("ulimit -f unlimited" in note for note in found)
 
 
 FIRST = {"type": "sentence_transformers.models.Transformer", "path": ""}

@@ -109,7 +109,8 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
                 if config.engine.kind is EngineKind.LOCAL:
                     notes += _dtype_notes(config, model)
         for name, sizes in outputs.items():
-            notes += _add_bytes(sizes, config, name, tables[name], model.dimension)
+            _add_bytes(sizes, config, name, tables[name], model.dimension)
+        notes += _too_large(config, outputs)
     workers = (config.workers.per_device + config.workers.standby) * devices
     weights = model.weights_bytes
     return {
@@ -140,17 +141,14 @@ def _dtype_notes(config: Config, model: ModelFolder) -> list[str]:
 
 def _add_bytes(
     sizes: dict[str, Any], config: Config, name: str, table: StagedTable, dimension: int | None
-) -> list[str]:
-    """Add the bytes of the final file, and those that the disk must have while it is made.
-
-    Returns a note if its largest file cannot be written.
-    """
+) -> None:
+    """Add the bytes of the final file, and those that the disk must have while it is made."""
     dimension = sizes["dimension"] = sizes["dimension"] or dimension
     left = sizes["texts_left"]
     sizes["final_bytes"] = None
     sizes["disk_bytes"] = None if left else 0
     if dimension is None:
-        return []
+        return
     form = asked_form(config.outputs[name])
     row_bytes = VectorType(form.dtype, dimension).row_bytes
     sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
@@ -160,9 +158,23 @@ def _add_bytes(
         if Layout(config.workdir).outputs not in table.folder.parents:
             needed += sum(path.stat().st_size for path in table.folder.iterdir())
         sizes["disk_bytes"] = needed - RESERVE_BYTES
-    largest = max(row_bytes, 4 * dimension) * table.rows
-    why = why_too_large(nearest_existing(config.workdir), largest)
-    return [f"{name}: {why}. {TOO_LARGE.remedy}"] if why else []
+
+
+def _too_large(config: Config, outputs: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Note files that are larger than the file system or `ulimit -f` allows."""
+    finals = {name: each["final_bytes"] for name, each in outputs.items() if each["final_bytes"]}
+    # A file of another form is made from one of float32.
+    largest = {
+        name: max(size, 4 * outputs[name]["dimension"] * outputs[name]["rows"])
+        for name, size in finals.items()
+    }
+    for name, members in config.combine.items():
+        if finals.keys() >= set(members):
+            largest[name] = sum(finals[member] for member in members)
+    for name, size in largest.items():
+        why = why_too_large(nearest_existing(config.workdir), size)
+        if why:
+            yield f"{name}: {why}. {TOO_LARGE.remedy}"
 
 
 def _sum_known(numbers: Iterable[int | None]) -> int | None:
