@@ -192,11 +192,11 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     known = run.state
     ending = known.ending
     there = sorted(path.name for path in run.layout.outputs.glob("*/"))
-    # In the order of the config.
-    names = [name for name in dict.fromkeys((*known.wanted, *there)) if name in there]
+    # In the order of the config, then those that it no longer has.
     outputs = {
         name: _output_status(run.layout.output(name), now.outputs.get(name, Progress()))
-        for name in names
+        for name in dict.fromkeys((*known.wanted, *there))
+        if name in there
     }
     combined = {}
     for path in sorted(run.layout.all_combined.glob("*/")):

@@ -41,6 +41,11 @@ class IngestRequest:
     memory_limit_bytes: int = 1 << 30  # for the whole child, about
 
     @property
+    def has_rows_file(self) -> bool:
+        """Whether the table gets `rows.parquet`: columns are carried along, or rows left out."""
+        return self.where is not None or bool(self.columns)
+
+    @property
     def parts(self) -> list[tuple[str, str | None]]:
         """The template in pairs of literal text and the column after it; the last has no column.
 

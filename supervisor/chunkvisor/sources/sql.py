@@ -381,9 +381,9 @@ class SqlReader:
     def _query_for(self, file: SourceFile, kinds: Kinds) -> str:
         """Return the query for rows whose values have these types; a column of type "" is absent.
 
-        A value that is not text is given as the text that its source writes, if the request needs
-        no more of it. If DuckDB refuses that, the value's own type is tried, then the text of one
-        column after another.
+        DuckDB gets a value that is not text as the text that its source writes, if all uses of its
+        column need only that. If it refuses such a query, all values are tried in their own types,
+        then the text of one column after the other.
         """
         if kinds in self._queries:
             return self._queries[kinds]
@@ -426,7 +426,10 @@ class SqlReader:
         return query
 
     def _repaired(self, key: str) -> str:
-        """Return the advice to cast a column, or all, if that makes the expression valid."""
+        """Return the advice to cast a column, or all columns, if that makes the expression valid.
+
+        It is empty if no cast does, or if the expression is valid as it is.
+        """
         sql = getattr(self._request, key)
         names = list(map(re.escape, self._used))
         casts = ("", f"::{self._number}", "::VARCHAR")
@@ -442,7 +445,12 @@ class SqlReader:
         return ""
 
     def _keep_columns(self, kinds: dict[str, str], rows: str, count: int) -> None:
-        """Keep the carried columns of these rows, each column in one type for all files."""
+        """Put rows into the table `scratch.rows`: source_row, and the columns to carry along.
+
+        `rows` is the SQL that selects them, `kinds` has the types of their columns, and `count` is
+        how many rows were read. A column has one type for all files, so it is changed when a file
+        has another: to BIGINT if all are whole numbers, else to VARCHAR.
+        """
         cells = [f"CAST(__row + {self._rows_before} AS BIGINT) AS source_row"]
         self._rows_before += count
         for name in self._found:
@@ -461,7 +469,7 @@ class SqlReader:
                     self._kept[name] = goal
                 value = column if is_whole else _as_text(kind, column)
             cells.append(f"CAST({value} AS {self._kept[name]}) AS {column}")
-        if self._found or self._request.where is not None:
+        if self._request.has_rows_file:
             select = f"SELECT {', '.join(cells)} FROM {rows}"  # noqa: S608 - quoted
             self._execute(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
             self._execute(f"INSERT INTO scratch.rows {select}")
@@ -476,7 +484,8 @@ class SqlReader:
             kind = self._kept[name]
             column = quoted(name)
             found.discard('"NULL"')
-            # Parquet has no integers of 128 bits.
+            # Columns of text formats were kept as text: one with values of a single type gets that
+            # type again. Not HUGEINT: parquet has no integers of 128 bits.
             if kind == "VARCHAR" and len(found) == 1 and "HUGEINT" not in found:
                 (kind,) = found
             names.append(f"CAST({column} AS {kind}) AS {column}")

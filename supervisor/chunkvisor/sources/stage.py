@@ -49,7 +49,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
     scratch = folder / "scratch"
     scratch.mkdir()
     # A column or template of text files needs no database, which takes 30 ms to make.
-    by_sql = request.sql is not None or request.where is not None or bool(request.columns)
+    by_sql = request.sql is not None or request.has_rows_file
     by_sql |= any(source.format is SourceFormat.PARQUET for source in sources)
     database = SqlReader(request, scratch) if by_sql else None
     files = list[TableSource]()
@@ -73,7 +73,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
             local.path.unlink()
         has_lines = source.format is not SourceFormat.PARQUET
         files.append(TableSource(source.place, has_lines, first_row, spool.rows - first_row))
-    if database is not None and spool.rows and (request.where is not None or request.columns):
+    if database is not None and request.has_rows_file and spool.rows:
         database.write_rows(paths.rows, wanted)
     distinct = spool.write_files()
     shutil.rmtree(scratch)
