@@ -128,4 +128,5 @@ def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) 
     done = f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks"
     assert f"{done}, 1 row without a vector\n" in screen
     assert place_of_row in screen
+    place.does("report")
     assert f"{place.source}:2" in (place.workdir / "report.html").read_text()
