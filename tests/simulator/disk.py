@@ -255,6 +255,8 @@ class Disk:
         guessed = self.files[1].plan
         planned = MemoryFiles("out1", Plan(kept, chunk_size), self.on_write)
         planned.taken = guessed.distinct - kept
+        if planned.taken:
+            planned.facts = FactsRecord(FACTS)  # those of the vectors that are copied
         self.files[1] = planned
         self.shared_is_planned = True
 
