@@ -389,6 +389,19 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a bad text whose record waits for the disk counts: one more is one too many",
+        {"chunks": 4, "size": 1, "done": 2, "max_bad_rows": 1},
+        """
+        join 0 look none       | start 1 on 0: 2..3
+        join 1 look none       | start 2 on 1: 3..4
+        ready 1, nan 1 0       | go 1: 32
+        ready 2, nan 2 0       | go 2: 32, start 3 on 0: 3..4 canary 0, start 4 on 1: 2..3 canary 0
+        ready 3, disk full     | go 3: 32
+        nan 3 0                | quarantine 3, wait for all
+        ready 4, nan 4 0       | halt 78 bad rows
+        """,
+    ),
+    (
         "a node's disk is full: its own devices wait, and the others take its chunks",
         {"chunks": 3, "wait_timeout": 3},
         """

@@ -343,9 +343,12 @@ class Watchdog:
         short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
         if code is ExitCode.DISK and short and not mixed:
             raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
-        # Where not one text has its vector, another run would come to the same, whatever the cause.
-        any_good = any(state == VECTOR for output in self._disk.outputs for state in output.state)
-        excused = self._fails or self._damaging(world) or self._all_bad(world) or not any_good
+        # Where not one text of an output has its vector, another run would come to the same,
+        # whatever the cause.
+        none_good = any(
+            output.state and VECTOR not in output.state for output in self._disk.outputs
+        )
+        excused = self._fails or self._damaging(world) or self._all_bad(world) or none_good
         excused = excused or self._chunk_without_memory(world)
         if code is ExitCode.MACHINE and not excused:
             raise Broken("69 is for devices", f"{told}")

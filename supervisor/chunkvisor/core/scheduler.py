@@ -476,7 +476,9 @@ class Scheduler:
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
                 bad = self._keep_good_vectors(again, end, verdict) or task
-                count = len(bad.texts) + sum(each.bad_count for each in self._outputs)
+                waiting = [each for each in self._unstored if isinstance(each, QuarantineTexts)]
+                count = len(bad.texts) + sum(len(each.task.texts) for each in waiting)
+                count += sum(each.bad_count for each in self._outputs)
                 too_many = count > self._recovery.max_bad_rows
                 if too_many or self._recovery.on_bad_row is OnBadRow.FAIL:
                     why = StopReason.BAD_ROWS
