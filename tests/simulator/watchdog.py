@@ -10,6 +10,7 @@ from chunkvisor.core import policy
 from chunkvisor.core.instructions import (
     Ending,
     Instruction,
+    KeepVectors,
     ReportFailure,
     ReportWait,
     StartWorker,
@@ -198,7 +199,12 @@ class Watchdog:
     def answered(
         self, process: "Process", judged: Verdict, said: list[Instruction], step: int
     ) -> None:
-        """Note how large a batch did not fit, for `ends` to see that none larger is tried."""
+        """Check that finished batches are kept.
+
+        Note how large a batch did not fit, for `ends` to see that none larger is tried.
+        """
+        if process.saved and not any(isinstance(each, KeepVectors) for each in said):
+            raise Broken("finished batches of a failed attempt are kept", f"{judged}")
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
             if any(isinstance(each, ReportWait) for each in said):
                 return
