@@ -162,6 +162,17 @@ def test_damaged_sums(layout: Layout, long: RunState, whole: str, damaged: str) 
     assert tail.state == long
 
 
+def test_another_journal_in_its_place(layout: Layout, long: RunState) -> None:
+    """Who follows a workdir that is made anew begins anew: nothing of the old journal counts."""
+    tail = Tail(layout.events)
+    layout.events.unlink()
+    new = write(layout, "new", RUN)
+
+    assert [each.event for each in tail.read_new()] == RUN
+
+    assert tail.state == new.state != long
+
+
 def test_phases_that_nobody_knows(layout: Layout) -> None:
     """A damaged journal may have other phases, and times that are none: status says what it can."""
     times = {"import": 2.0, "another": 3.0, "forward": float("nan"), "tokenize": 1e308}

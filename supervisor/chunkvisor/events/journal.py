@@ -109,6 +109,7 @@ class Tail:
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0  # another journal is in its place
+                self.state = RunState()
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):

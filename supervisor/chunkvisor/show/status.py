@@ -137,7 +137,6 @@ class Follower:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._tail = Tail(layout.events)
-        self.state = self._tail.state
         self._refreshed = False
 
     def refresh(self) -> Snapshot:
@@ -145,6 +144,7 @@ class Follower:
         self.holder = read_holder(self.layout.lock)
         # Thousands of events may be new: most are never shown, so only the last are held.
         come = [each for each in deque(self._tail.read_new(), maxlen=1000) if each.event.line]
+        self.state = self._tail.state
         self.news = come if self._refreshed else come[-_NEWS:]
         self._refreshed = True
         # Whether the run is on another host, whose processes cannot be seen.
