@@ -48,7 +48,7 @@ def open_own(path: Path, flags: int) -> int:
 class Gate:
     """Reads standard input in a thread: a line opens the gate, the end ends the worker.
 
-    It has a descriptor of its own, so that an encoder's code may read or close standard input.
+    It has a separate descriptor, so that an encoder's code may read or close standard input.
     """
 
     def __init__(self) -> None:

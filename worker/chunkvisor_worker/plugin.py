@@ -12,7 +12,7 @@ from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.liveness import BeatWriter
 
-BATCHES_PER_CALL = 4  # texts of so many batches go into a call: few, so that progress shows
+BATCHES_PER_CALL = 4  # batches in a call of `encode`: few, so that progress shows
 
 
 class BadOutputError(Exception):

@@ -60,7 +60,7 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.frozen import frozen
 
 MOST_LISTED = 10_000
-"""A manifest lists at most so many rows without a vector. A file of lines has all of them."""
+"""Rows without a vector that a manifest lists at most. A file of lines has all of them."""
 
 
 @frozen

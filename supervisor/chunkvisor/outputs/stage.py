@@ -1,7 +1,7 @@
 """ABSENT ──► STAGED: reads the source, and fixes the texts and the settings of an output.
 
 Texts or settings that were changed on purpose (--update, --from-scratch) begin a new *generation*
-of the output, in a folder of its own; the final file of the last one stays until it is replaced.
+of the output, in a separate folder; the final file of the last one stays until it is replaced.
 """
 
 import contextlib

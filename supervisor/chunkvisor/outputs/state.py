@@ -7,7 +7,7 @@
     COMPLETE ──reopen──► ENCODING (`retry`; vectors that a rounded file does not have)
     DAMAGED ──set_damaged_aside──► ENCODING, or STAGED if its vectors are gone
 
-Joining chunks has no stage of its own: a join that was killed begins again.
+Joining chunks is not a stage: a join that was killed begins again.
 """
 
 import os

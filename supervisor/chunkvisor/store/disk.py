@@ -38,7 +38,7 @@ def need_bytes(
 
 
 def check_disk(output: str, need: int, largest: int, folder: Path) -> None:
-    """Raise Halt (74) if an output that still needs so many bytes does not fit in the folder.
+    """Raise Halt (74) if an output that still needs `need` bytes does not fit in the folder.
 
     `largest` is the size of its largest file, in bytes.
     """
