@@ -59,8 +59,9 @@ class SentenceTransformer(library.SentenceTransformer):  # type: ignore[misc]
         Raises what the library raises.
         """
         super().__init__(model_name_or_path, device="cpu", **given)
-        gpu = "cuda" if torch.cuda.is_available() else "cpu"
-        self._run_device = device if device is not None else gpu
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._run_device = device
         self._workdir = None if workdir is None else Path(workdir)
         self._bulk_from = bulk_from
         self._said = set[str]()

@@ -17,6 +17,7 @@ from chunkvisor.cli.parameters import (
     flag,
     json_option,
     part_option,
+    row_choice,
     set_option,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -49,11 +50,10 @@ def plan(
     speed. It uses no GPU and writes nothing into the workdir.
     """
     from chunkvisor.commands.plan import forecast, plan_lines
-    from chunkvisor.config.load import RowChoice, load
+    from chunkvisor.config.load import load
 
-    if max_rows and part:
-        raise click.UsageError("--max-rows cannot be combined with --part.")
-    found = forecast(load(config, overrides), RowChoice(max_rows, part), _print_step)
+    rows = row_choice(max_rows, part)
+    found = forecast(load(config, overrides), rows, _print_step)
     if as_json:
         print_json(found)
     else:

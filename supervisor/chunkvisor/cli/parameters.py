@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from chunkvisor.config.load import RowChoice
 
 # The type of an option that counts rows, such as --max-rows; such counts are kept in 64 bits.
 ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
@@ -45,6 +48,15 @@ def _part(ctx: click.Context, _param: click.Parameter, text: str | None) -> tupl
         raise click.BadParameter(f"{text} is not a part such as 3/8, counted from 1")
     ctx.meta["part"] = part
     return part
+
+
+def row_choice(max_rows: int | None, part: tuple[int, int] | None) -> "RowChoice":
+    """Return the rows that --max-rows or --part asks for. Raises UsageError for both."""
+    from chunkvisor.config.load import RowChoice
+
+    if max_rows and part:
+        raise click.UsageError("--max-rows cannot be combined with --part.")
+    return RowChoice(max_rows, part)
 
 
 def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) -> Path:

@@ -17,6 +17,7 @@ from chunkvisor.cli.parameters import (
     log_format,
     part_option,
     quiet,
+    row_choice,
     set_option,
     stop_after,
     text_option,
@@ -188,7 +189,7 @@ def run(
     finishes the chunks in progress, a second Ctrl-C stops at once. The exit code is 0 if all is
     complete, 3 if some rows have no vector, and 75 if running it again will help.
     """
-    from chunkvisor.config.load import RowChoice, load
+    from chunkvisor.config.load import load
     from chunkvisor.show.lines import next_steps
     from chunkvisor.supervise.resources import Request
     from chunkvisor.supervise.session import run as run_session
@@ -199,9 +200,7 @@ def run(
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
         )
-    if max_rows and part:
-        raise click.UsageError("--max-rows cannot be combined with --part.")
-    rows = RowChoice(max_rows, part)
+    rows = row_choice(max_rows, part)
     with _view_of_run(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides).of_rows(rows)
         workdir = loaded.config.workdir

@@ -24,6 +24,7 @@ from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtyp
 from chunkvisor.devices.handles import Health, HealthReport, judge_gpu, read_gpu
 from chunkvisor.engine.expected import Expected, read_expected
 from chunkvisor.engine.modelfolder import (
+    LIBRARIES_BYTES,
     ModelFolder,
     Repository,
     check_model_files,
@@ -408,7 +409,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     if case.config:
         each = case.config.workers
         workers = (each.per_device + each.standby) * max(1, len(case.devices))
-    need = (1 << 30) + (case.model.weights_bytes or 0)  # the libraries take about a GiB
+    need = LIBRARIES_BYTES + (case.model.weights_bytes or 0)
     free, total = case.memory
     text = (
         f"{human_bytes(free)} of {human_bytes(total)} of memory are free; about "

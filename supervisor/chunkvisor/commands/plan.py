@@ -23,6 +23,7 @@ from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine.expected import read_expected
 from chunkvisor.engine.modelfolder import (
+    LIBRARIES_BYTES,
     ModelFolder,
     check_model_files,
     pools_last_token,
@@ -59,8 +60,6 @@ from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsRequest, L
 from chunkvisor_worker.contract.rules import TOO_LARGE
 from chunkvisor_worker.contract.wire import read_message, write_message
 
-# Memory that torch and transformers take in a process, about, in addition to the weights.
-_LIBRARIES_BYTES = 1 << 30
 # If there are more distinct texts, the lengths of evenly spread chunks are measured.
 MOST_TEXTS = 1_000_000
 # Characters of the longest bar.
@@ -121,7 +120,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
         "free_disk_bytes": free_bytes(nearest_existing(config.workdir)),
         "weights_bytes": weights,
         "workers": workers,
-        "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
+        "host_memory_bytes": None if weights is None else workers * (LIBRARIES_BYTES + weights),
         "total_memory_bytes": int(psutil.virtual_memory().total),
         "texts_per_s": rate,
         "time_s": sum(each["texts_left"] for each in outputs.values()) / rate if rate else None,

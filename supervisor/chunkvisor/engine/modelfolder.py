@@ -29,6 +29,8 @@ _WEIGHT_PATTERNS = (
 # Keys of `model.kwargs` that decide the size or the dtype of the weights in memory.
 _WEIGHT_KWARGS = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
+# Memory that torch and transformers take in a process, about, in addition to the weights.
+LIBRARIES_BYTES = 1 << 30
 _MODEL_CLASS = "SentenceTransformer"
 # Git LFS puts a file that begins like this in the place of one that it has not fetched.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"

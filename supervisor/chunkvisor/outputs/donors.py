@@ -20,8 +20,9 @@ from chunkvisor.store.artifact import Numbers, Vectors, blocks, pick_numbers, re
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import Place, ReuseFiles, ledger_of, read_reuse
+from chunkvisor.store.reuse import Place, ReuseFiles, plan_and_fingerprint, read_reuse
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
@@ -104,9 +105,9 @@ def chunks_donor(layout: OutputLayout, wanted: Identity, words: str) -> Donor | 
         fixed = read_fixed(layout)
         reuse = read_reuse(layout)
         table = TableFiles(layout.table)
-        ledger = ledger_of(layout)
-        if not fixed or not ledger or not fits(layout, fixed, wanted):
+        if not fixed or not fits(layout, fixed, wanted):
             return None
+        ledger = Ledger(layout, *plan_and_fingerprint(reuse, fixed))
         ledger.load()
     except (DamagedError, OSError):
         return None

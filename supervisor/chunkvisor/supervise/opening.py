@@ -157,8 +157,8 @@ class Opening:
         name = layout.name
         fixed = found.fixed
         assert fixed
-        if self._config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            asked = self._config.effective_chunk_size(name)
+        asked = self._config.effective_chunk_size(name)
+        if asked not in ("auto", fixed.chunk_size):
             began = f"this output began with {fixed.chunk_size:,}"
             wanted.emit_note(f"{name}: chunk.size={asked} is ignored: {began}")
         table = StagedTable.open(layout.table)
