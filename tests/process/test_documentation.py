@@ -1,6 +1,7 @@
 """Runs what the pages tell a person to run: the tour, and the two ways of encoding side by side."""
 
 import ast
+import html
 import importlib.util
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkvisor.show.snapshot import PHASES
 from docpages import blocks, text_of
 from forking import COMMAND_LINE
 from harness import ENCODERS, ROOT, expected, said_by, write_program
@@ -99,3 +101,26 @@ def test_migration_page_has_every_argument() -> None:
     assert {"inputs", "prompt", "model_name_or_path", "backend"} <= names
     text = text_of(ROOT / "docs" / "how-to" / "one-file.md")
     assert {name for name in names - {"self", "use_auth_token"} if f"`{name}`" not in text} == set()
+
+
+def words_of(picture: Path) -> set[str]:
+    """Words of a drawn terminal; whether there is one text or two is no difference."""
+    shown = re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text("utf-8"))
+    return {word.rstrip("s") for word in re.findall("[A-Za-z]+", html.unescape(" ".join(shown)))}
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("minilm_path")
+def test_the_pictures_are_of_today(tmp_path: Path) -> None:
+    """A small run draws both, and prints the words that run.svg has."""
+    pictures = ROOT / "docs" / "images"
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    options = ("--rows", "100", "--chunk", "20", "--out", tmp_path)
+    said_by(sys.executable, pictures / "draw.py", *options, code=0 if browser else 1)
+    phases = {word.rstrip("s") for word in " ".join(PHASES.values()).split()}
+    others = {"and", "min", "more"}  # of a longer time, and of more rows
+    assert words_of(pictures / "run.svg") - words_of(tmp_path / "run.svg") - phases <= others
+    if browser is None:
+        pytest.skip("there is no browser to draw report.png with")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (pictures / "report.png").stat().st_size < 200_000

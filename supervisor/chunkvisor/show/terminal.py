@@ -28,7 +28,7 @@ from chunkvisor.store.layout import Layout, is_workdir, require_workdir
 from chunkvisor.units import counted, human_moment
 
 REFRESH_S = 0.5
-_STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
+STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
 _MARKS = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}  # they need no color
 
 
@@ -38,7 +38,7 @@ def view(now: Snapshot) -> list[Text]:
     if now.total("rows"):
         drawn.append(_line(f"{bar(now.share, 30)} {percent(now.share)}", "cyan"))
         drawn.append(Text(", ".join([now.progress, *now.rates])))
-    drawn.append(Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green"))
+    drawn.append(Text(_MARKS[now.weight] + plain(now.health), STYLES[now.weight] or "green"))
     if len(now.outputs) > 1:
         for name, output in now.outputs.items():
             words = f"{percent(output.share):>5}  {plain(name)}, {counted(output.rows, 'row')}"
@@ -126,7 +126,7 @@ class Live(Observer):
         for t, _, event in news:
             if event.line:
                 time_of_day = f"{human_moment(t).split()[1]} "
-                text = Text.assemble((time_of_day, "dim"), (event.line, _STYLES[event.weight]))
+                text = Text.assemble((time_of_day, "dim"), (event.line, STYLES[event.weight]))
                 self._console.print(text, soft_wrap=True)
 
 
