@@ -51,10 +51,10 @@ def _command(command: click.Command, context: click.Context) -> str:
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Yield a line for each option, but those of which the page says once what they do."""
+    """Yield a line for each option."""
     for option in command.params:
         record = option.get_help_record(context)
-        if isinstance(option, click.Option) and record and option.opts != ["--json"]:
+        if isinstance(option, click.Option) and record:
             yield f"- {code(record[0])}: {RANGE.sub('', _joined(record[1]))}"
 
 
