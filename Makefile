@@ -15,11 +15,11 @@ PEERS := .venv-peers
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
-# also on two cores, since half of the time a test waits for processes of its own.
+# also on two cores, since half of the time a test waits for its processes.
 MAKE_TEST := tests/soak/test_crossings.py tests/simulator tests/process tests/unit
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py gpus.py warm.py kept_batches.py grace.py)
 
-# A run is made of many short processes; without its cache, Python compiles us anew in each of them.
+# A run is made of many short processes; without its cache, Python would compile us in each of them.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, and show nearest neighbours
+quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, and show nearest neighbors
 	$(BIN)/python quickstart/harvest.py
 	$(BIN)/python quickstart/model.py
 	@device='$(DEVICE)'; \
@@ -37,7 +37,7 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 	elif $(HAS_GPU); then device=cuda; echo "running on cuda: nvidia-smi lists a GPU (DEVICE=cpu overrides)"; \
 	else device=cpu; echo "running on cpu: nvidia-smi lists no GPU, and configs/quickstart.yaml asks for the CPU"; fi; \
 	set -x; $(BIN)/chunkvisor run configs/quickstart.yaml --set device="$$device"
-	$(BIN)/python quickstart/neighbours.py
+	$(BIN)/python quickstart/neighbors.py
 
 # A process of xdist that dies ends the tests, which name the one that it ran: a new one in its place would let them hang
 # at their end (pytest-xdist 3.8, issue 1378).
@@ -67,7 +67,7 @@ export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; set -x; \
 "$$python" -m pytest $(2) -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 endef
 
-test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none; the first call installs 5 GB outside the checkout
+test-nullgpu: ## run the tests against torch's CUDA build, on a simulated GPU; the first call installs 5 GB outside the checkout
 	$(call ON_NULLGPU,2.13.0,tests/nullgpu)
 	@if [ -z "$$PYTEST_ARGS" ] && $(PYTHON) tests/nullgpu/environment.py --if-there 2.14.1 >/dev/null; then set -x; $(MAKE) test-nullgpu-newer; fi
 
@@ -91,7 +91,7 @@ lint: $(READY) ## check style, formatting and types, changing nothing
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(READY) ## format the code and mend what ruff can mend
+format: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -86,7 +86,7 @@ def docstrings(
 ) -> Iterator[Row]:
     """The docstring of `node`, then those of its public members.
 
-    Functions within functions are nobody's API.
+    Functions within functions are left out: they are no API.
     """
     doc = ast.get_docstring(node)
     if doc:

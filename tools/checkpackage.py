@@ -51,7 +51,7 @@ def quickstart(wheel: Path, versions: list[str]) -> None:
             [python, "quickstart/harvest.py"],
             [python, "quickstart/model.py"],
             [python.with_name("chunkvisor"), "run", "configs/quickstart.yaml"],
-            [python, "quickstart/neighbours.py"],
+            [python, "quickstart/neighbors.py"],
         )
         for command in commands:
             subprocess.run(command, cwd=place, check=True)

@@ -41,7 +41,7 @@ def parts_in(page: str) -> list[str]:
 
 
 def renewed(page: str) -> str:
-    """The page with all its generated parts made anew.
+    """The page with all its generated parts written again.
 
     Raises KeyError for a part that nothing makes.
     """

@@ -155,7 +155,7 @@ def events(journal: Path, name: str) -> list[dict[str, Any]]:
 
 
 def command(name: str, path: Path) -> list[str]:
-    """A command line of the chunkvisor that is installed beside this interpreter."""
+    """A command line of the chunkvisor that this interpreter has."""
     return [str(Path(sys.executable).with_name("chunkvisor")), name, str(path)]
 
 

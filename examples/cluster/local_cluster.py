@@ -20,7 +20,7 @@ STORE_BYTES = 80 << 20
 class LocalCluster:
     """Nodes that come and go.
 
-    Each stands for a machine, and is told that it has so many processors.
+    Each stands for a machine, and has that number of processors for Ray.
     """
 
     def __init__(self, nodes: int, head_cores: int = 1) -> None:

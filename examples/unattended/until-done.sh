@@ -4,7 +4,7 @@
 #   tmux new-session -d -s articles './until-done.sh articles.yaml'
 #   nohup ./until-done.sh articles.yaml > articles.log 2>&1 < /dev/null &
 #
-# SIGTERM and SIGINT go on to the run, which finishes or saves the chunks under way. docs/how-to/unattended.md says more.
+# SIGTERM and SIGINT are passed to the run, which saves or finishes the chunks in progress. docs/how-to/unattended.md says more.
 
 set -u
 config=${1:?"usage: until-done.sh CONFIG"}
@@ -30,7 +30,7 @@ for ((try = 1; ; try++)); do
   "$chunkvisor" run "$config" &
   finish $!
   code=$?
-  # 137: somebody killed the supervisor itself, mostly the kernel for want of memory; running again goes on.
+  # 137: the run was killed, usually by the kernel, for lack of memory; the same command continues.
   if ((code != 75 && code != 137 || try >= most_tries)) || [[ -n $stop ]]; then
     exit "$code"
   fi

@@ -15,8 +15,8 @@ def script(name: str, *arguments: str | Path) -> str:
     return said_by(sys.executable, ROOT / "quickstart" / name, *arguments)
 
 
-def test_harvest_and_neighbours(tmp_path: Path) -> None:
-    """The harvest has some thousand rows; neighbours come from the row's own module, never from a
+def test_harvest_and_neighbors(tmp_path: Path) -> None:
+    """The harvest has some thousand rows; neighbors come from the row's own module, never from a
     row of NaN.
     """
     harvest = tmp_path / "docstrings.jsonl"
@@ -34,10 +34,10 @@ def test_harvest_and_neighbours(tmp_path: Path) -> None:
     ]
     vectors[3] = np.nan
     np.save(tmp_path / "vectors.npy", vectors)
-    said = script("neighbours.py", tmp_path / "vectors.npy", harvest)
+    said = script("neighbors.py", tmp_path / "vectors.npy", harvest)
     blocks = re.findall(r"^(\w\S*)\n((?:  .*\n){3})", said, re.MULTILINE)
     assert len(blocks) == 5
-    for name, neighbours in blocks:
-        assert re.findall(r"1\.00  (\w+)", neighbours) == [name.partition(".")[0]] * 3
+    for name, neighbors in blocks:
+        assert re.findall(r"1\.00  (\w+)", neighbors) == [name.partition(".")[0]] * 3
     assert f"  {names[3]}\n" not in said
     assert "nan" not in said

@@ -116,7 +116,7 @@ bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_ca
 
 
 def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unusual: Any) -> Rule:
-    """Make the row of a fault of a GPU that computes; the log shows it, too."""
+    """Make the row of a fault of a GPU that computes; the log shows it as well."""
     usual: dict[str, Any] = {"phases": AT_WORK, "log": pattern}
     return device_fault(name, cause, remedy, runtime_error(pattern, *codes), **(usual | unusual))
 
@@ -229,7 +229,7 @@ _OF_GPUS = (
         exit_code=MACHINE,
     ),
     device_fault(
-        # Without the statuses that mean out of memory or setup: they have rules of their own.
+        # Without the statuses that mean out of memory or setup: other rules are for them.
         "cuda-library-failed",
         "cuBLAS or cuDNN failed inside a computation: out of memory in disguise, an earlier fault, "
         "or a bug.",
@@ -447,7 +447,7 @@ _OF_FILES = (
     ),
     disk_full(
         "disk-stale",
-        "The file server does not know a file any more that was open (NFS).",
+        "An open file is gone from the file server (NFS).",
         "Mount the disk again.",
         Sign(OS_ERROR, (errno.ESTALE,)),
     ),
@@ -792,7 +792,7 @@ RULES: tuple[Rule, ...] = (
     ),
     crashed(
         "unknown-on-texts",
-        "The encoder failed while it handled texts, with an error that chunkvisor does not know.",
+        "The encoder failed while it handled texts, with an unrecognized error.",
         "Read the traceback at the end of the log. If few texts fail, look at them; if many do, "
         "look at the encoder.",
         Sign(),
@@ -801,7 +801,7 @@ RULES: tuple[Rule, ...] = (
     ),
     crashed(
         "unknown",
-        "The worker failed with an error that chunkvisor does not know.",
+        "The worker failed with an unrecognized error.",
         "Read the traceback in the attempt's fault.json.",
         Sign(),
     ),

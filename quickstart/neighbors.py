@@ -1,6 +1,6 @@
 """Show what the quickstart's vectors are good for.
 
-The nearest neighbours of a few well-known functions.
+The nearest neighbors of a few well-known functions.
 
 It never embeds anything: row i of the .npy file belongs to row i of the .jsonl file, and that is
 all it relies on.
@@ -23,7 +23,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def main() -> None:
-    """Load both files, print the neighbours of a few rows and one line that judges all rows."""
+    """Load both files, print the neighbors of a few rows and one line that judges all rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vectors", type=Path, nargs="?", default=HERE / "cache" / "docstrings.npy")
     parser.add_argument("rows", type=Path, nargs="?", default=HERE / "data" / "docstrings.jsonl")
@@ -46,12 +46,12 @@ def main() -> None:
     similarity = cosine(np.asarray(vectors, dtype=np.float32))
     for row in chosen(names):
         print(f"\n{names[row]}")
-        for neighbour in np.argsort(-similarity[row], kind="stable")[:3]:
-            print(f"  {similarity[row, neighbour]:.2f}  {names[neighbour]}")
+        for neighbor in np.argsort(-similarity[row], kind="stable")[:3]:
+            print(f"  {similarity[row, neighbor]:.2f}  {names[neighbor]}")
 
     share, chance = same_module(names, similarity.argmax(axis=1))
     print(
-        f"\nnearest neighbour in the same top-level module: {share:.0%} of rows; by chance it "
+        f"\nnearest neighbor in the same top-level module: {share:.0%} of rows; by chance it "
         f"would be {chance:.1%}"
     )
 
@@ -75,7 +75,7 @@ def chosen(names: list[str]) -> list[int]:
 
 
 def same_module(names: list[str], nearest: npt.NDArray[np.intp]) -> tuple[float, float]:
-    """Share of rows whose nearest neighbour has the same first name part, and the share that a random one would."""
+    """Share of rows whose nearest neighbor has the same first name part, and the share that a random one would."""
     _, module, sizes = np.unique(
         [name.partition(".")[0] for name in names], return_inverse=True, return_counts=True
     )
