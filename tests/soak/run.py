@@ -36,11 +36,10 @@ def tests(only: str) -> dict[str, list[str]]:
     for line in listed.stdout.splitlines():
         if "::" in line and only in line:
             found.setdefault(line.partition("[")[0], []).append(line)
+    if listed.returncode:
+        sys.exit(f"the tests of the soak cannot be listed:\n{listed.stdout[-2000:]}")
     if not found:
-        sys.exit(
-            f"no test of the soak has {only!r} in its "
-            f"name:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}"
-        )
+        sys.exit(f"no test of the soak has {only!r} in its name:\n{listed.stdout[-2000:]}")
     return found
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -195,6 +196,14 @@ def test_no_page_is_stale() -> None:
 
 TEXT_TIMES_FLAG = re.compile(r"""f?(['"]).{2,}\1 \* \D|'.' \* .*([=<>]|bool\()""")
 """A text that is there or not. One character may be repeated, and any text a fixed number of times."""
+
+
+def test_pytest_finds_every_file_of_tests() -> None:
+    """Two files of one name in folders that one command collects: pytest leaves out the second."""
+    folders = ("unit", "process", "simulator", "soak")
+    files = [path for folder in folders for path in (ROOT / "tests" / folder).rglob("test_*.py")]
+    names = Counter(path.name for path in files)
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
