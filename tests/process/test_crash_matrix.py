@@ -71,7 +71,7 @@ LAPSES = (
     Lapse("row_missing@encode", "bad_output", "for 4 texts"),
     Lapse("float64@encode", None),
     Lapse("int8@encode", "setup", "an array of int8"),
-    Lapse("nan@second", "bad_output", "NaN or infinity in 1 of 6 rows (text 5 first)"),
+    Lapse("nan@second", "bad_output", "NaN or infinity in 1 of 6 texts"),
     Lapse("other_dimension@second", "bad_output", "7 dimensions follow vectors of 8"),
     # lies and damage on the wire
     Lapse("half_a_file@encode", "crashed", "SIGKILL"),

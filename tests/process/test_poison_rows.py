@@ -168,6 +168,8 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     ended = place.ends(78)
     assert "3 texts cannot be encoded" in ended.stderr
     assert "recovery.max_bad_rows is 2" in ended.stderr
+    share = "2 of the 4 texts of chunk 1 have bad vectors"
+    assert f"{share}: its vectors have NaN or infinity\n" in ended.stderr
     calls = len(place.calls())
     quarantines(place, FEW, [1, 5, 6], "--set", "recovery.max_bad_rows=3")
     assert (

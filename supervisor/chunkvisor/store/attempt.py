@@ -149,8 +149,9 @@ class AttemptFolder:
             if bad:
                 worst = not_finite or zero
                 problem = "have NaN or infinity" if not_finite else "are zero throughout"
-                if rows > 1:
-                    problem += f" in {len(worst):,} of {rows:,} rows (text {worst[0]} first)"
+                tried = rows - len(self.spec.skip)
+                if len(worst) < tried:
+                    problem += f" in {len(worst):,} of {tried:,} texts"
         few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
         return replace(
             evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few
