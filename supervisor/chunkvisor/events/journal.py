@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
-from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.files import open_regular, write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import read_message, to_json
 
@@ -50,7 +50,7 @@ class Journal:
         """Open or make the file, and read what is there. Raises OSError."""
         self._path = path
         self._run_id = run_id
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         tail = Tail(path)
         deque(tail.read_new(), maxlen=0)  # reads all, and holds none
         self.state = tail.state
@@ -106,7 +106,7 @@ class Tail:
 
     def read_new(self) -> Iterator[Logged]:
         """Yield the events of the lines that are new and whole; the state has each already."""
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+        with contextlib.suppress(OSError), open(self._path, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0  # another journal is in its place
                 self.state = RunState()
@@ -123,7 +123,7 @@ class Tail:
 
 def read_events(path: Path) -> Iterator[Logged]:
     """Yield all events that can be read, oldest first; none if there is no journal."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
         yield from filter(None, map(_decode, file))
 
 

@@ -28,6 +28,7 @@ from chunkvisor_worker.contract.files import (
     AttemptFiles,
     FileIn,
     make_folders,
+    open_regular,
     read_bounded,
     sync_folder,
     write_atomic,
@@ -370,7 +371,7 @@ def hold_lock(path: Path, run_id: str = "") -> Iterator[LockHolder | None]:
     # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     # workdir locked after our death (flock(2)). Open for writing, which the byte-range locks that
     # NFS makes of it need.
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + _LOCK_PATIENCE_S
         while not _try_lock(fd, fcntl.LOCK_EX):

@@ -1,10 +1,12 @@
 """The files in an attempt's folder, and ways to write and read a file that survive a kill."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -158,13 +160,22 @@ def remove_at_once(folder: Path) -> None:
         remove_folder(old)
 
 
+def open_regular(path: Path | str, flags: int) -> int:
+    """Open a regular file; the opener of `open` for a file that may be a pipe, which would hang us.
+
+    Raises OSError.
+    """
+    fd = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "it is not a regular file", str(path))
+    return fd
+
+
 def read_bounded(path: Path) -> bytes | None:
     """Return the file's bytes; None if it is missing, unreadable or too large."""
     try:
-        # A worker may have put a pipe there, which must not hang the parent.
-        with open(
-            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
             # A buffer for the largest record would take longer to map than a small one to read.
             data = file.read(min(os.fstat(file.fileno()).st_size, READ_LIMIT_BYTES) + 1) or b""
     except OSError:
