@@ -43,8 +43,14 @@ _MODULES = (
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""
 _SHADOWS = [
-    *("chunkvisor_worker", "chunkvisor", "numpy", "numpy.py", "xxhash", "xxhash.py"),
-    *("sitecustomize.py", "usercustomize.py"),
+    "chunkvisor_worker",
+    "chunkvisor",
+    "numpy",
+    "numpy.py",
+    "xxhash",
+    "xxhash.py",
+    "sitecustomize.py",
+    "usercustomize.py",
 ]
 _FIXED = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH")
 """Of Python's variables, those that every worker has and the zygote heeds."""

@@ -104,9 +104,7 @@ class Workplace:
             "device": "cpu",
             "chunk": {"size": 10},
             "workers": {"start": "fresh", "standby": 0},
-            "env": {
-                "PYTHONPATH": path_with(ENCODERS),
-            },
+            "env": {"PYTHONPATH": path_with(ENCODERS)},
             "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
         }
         if address := os.environ.get(CLUSTER):
@@ -147,10 +145,7 @@ class Workplace:
         )
 
     def call(
-        self,
-        *arguments: str | Path,
-        code: int | None = None,
-        env: Mapping[str, str] | None = None,
+        self, *arguments: str | Path, code: int | None = None, env: Mapping[str, str] | None = None
     ) -> Ended:
         """Call a command; if a code is given, check it, and that there is no traceback."""
         ended = self.execute(list(map(str, arguments)), env or {})

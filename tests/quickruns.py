@@ -16,24 +16,27 @@ import chunkvisor.judge
 import chunkvisor.supervise.session
 
 _LOADED_LATE = (
-    *(
-        "chunkvisor.cli.run",
-        "chunkvisor.cli.run",
-        "chunkvisor.cli.workdir",
-        "chunkvisor.config.load",
-    ),
-    *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile"),
-    *("chunkvisor.show.lines", "chunkvisor.show.invocation", "chunkvisor.show.notices"),
+    "chunkvisor.cli.run",
+    "chunkvisor.cli.workdir",
+    "chunkvisor.config.load",
+    "chunkvisor.commands.housekeeping",
+    "chunkvisor.commands.onefile",
+    "chunkvisor.show.lines",
+    "chunkvisor.show.invocation",
+    "chunkvisor.show.notices",
     "chunkvisor.show.terminal",
-    *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
-    *("chunkvisor.show.report", "chunkvisor.devices.handles", "chunkvisor.sources.stage"),
-    *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
-    *(
-        "chunkvisor_worker.job",
-        "chunkvisor_worker.plugin",
-        "chunkvisor_worker.faults",
-        "encodings.utf_8_sig",
-    ),
+    "chunkvisor.supervise.work",
+    "chunkvisor.show.report",
+    "chunkvisor.devices.handles",
+    "chunkvisor.sources.stage",
+    "chunkvisor.sources.table",
+    "pydantic.dataclasses",
+    "numpy.ma",
+    "faulthandler",
+    "chunkvisor_worker.job",
+    "chunkvisor_worker.plugin",
+    "chunkvisor_worker.faults",
+    "encodings.utf_8_sig",
 )
 """What a process imports when it needs it."""
 

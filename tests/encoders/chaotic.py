@@ -12,8 +12,18 @@ import misbehaving
 from misbehaving import MISBEHAVIOURS, NOTES, PLACE, SPEC, Call
 
 SELDOM = (
-    *("sleep", "deaf_sleep", "hold_the_gil", "sigstop", "sleep_after", "leave_a_thread"),
-    *("fault_huge", "endless_log_then_die", "disk_full", "hub_429", "import_error", "no_gpu"),
+    "sleep",
+    "deaf_sleep",
+    "hold_the_gil",
+    "sigstop",
+    "sleep_after",
+    "leave_a_thread",
+    "fault_huge",
+    "endless_log_then_die",
+    "disk_full",
+    "hub_429",
+    "import_error",
+    "no_gpu",
     "remove_the_attempt",
 )
 """What takes seconds, or ends the run."""

@@ -163,11 +163,7 @@ class Judge:
         again, mended = self._scenario.again, self._scenario.mended(promises.command)
         tries = again[min(promises.command, len(again) - 1)]
         # the same folder is played once, whatever had been promised of it
-        key = (
-            crash.digest,
-            tries,
-            mended,
-        )
+        key = (crash.digest, tries, mended)
         if key not in self._known:
             self._known[key] = list(self._play(crash, tries, mended=mended))
         ends = self._known[key]

@@ -32,8 +32,7 @@ _SMI = {
     "mismatch": "fail:18:Failed to initialize NVML: Driver/library version mismatch",
     "unknown": "fail:255:Failed to initialize NVML: Unknown Error",
     "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  "
-    "Reboot the system to "
-    "recover this GPU",
+    "Reboot the system to recover this GPU",
 }
 
 

@@ -110,9 +110,7 @@ def memory_is_shown(workplace: GpuWorkplace) -> None:
         assert words in page
 
 
-def test_torch_is_asked_before_a_run_says_that_there_is_no_gpu(
-    gpu_workplace: GpuWorkplace,
-) -> None:
+def test_torch_is_asked_before_a_run_says_that_there_is_no_gpu(gpu_workplace: GpuWorkplace) -> None:
     """As under WSL2, nvidia-smi fails, and no device file or variable shows the GPU: CUDA works, and
     the first batches, which do not fit, are halved after the genuine assertion.
     """

@@ -12,7 +12,11 @@ TEXTS = [f"text {number}" for number in range(60)]
 BAD = 27
 
 DEEDS = (
-    *("exit 1", "exit 23", "exit 120", "signal 7", "signal 15"),
+    "exit 1",
+    "exit 23",
+    "exit 120",
+    "signal 7",
+    "signal 15",
     "quote GPU has fallen off the bus",
     # What is known (the device, the phase, free space) outweighs what is said.
     "say GPU has fallen off the bus",

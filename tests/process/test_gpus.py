@@ -162,13 +162,10 @@ def message(ours_gib: float, *others_gib: float) -> str:
         f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib)
     )
     return (
-        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB of "
-        "which 0.10 GiB is "
-        f"free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory "
-        f"in use. Of the "
-        f"allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is "
-        f"reserved by PyTorch but "
-        "unallocated."
+        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB "
+        f"of which 0.10 GiB is free. {others}Including non-PyTorch memory, this process has "
+        f"{ours_gib:.2f} GiB memory in use. Of the allocated memory {ours_gib / 2:.2f} GiB is "
+        "allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but unallocated."
     )
 
 

@@ -15,12 +15,7 @@ import pytest
 import modelkinds as kinds
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import Repository, repository_of
-from chunkvisor.engine.modelsource import (
-    ModelSource,
-    fetch_model,
-    resolve_hub,
-    resolve_local,
-)
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from harness import ENCODERS, STAND_IN, Workplace, path_with
 from late import needs

@@ -221,7 +221,9 @@ def test_verify_without_state(place: ScriptedWorkplace) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("out.npy", "out.json", "report.html"),
+        "out.npy",
+        "out.json",
+        "report.html",
         *(f".chunkvisor/{name}" for name in ["lock", "format.json", "events.jsonl", "events.sums"]),
     ],
 )

@@ -88,11 +88,7 @@ def test_the_first_row(tmp_path: Path) -> None:
     ],
 )
 def test_child_that_dies(
-    tmp_path: Path,
-    large: Path,
-    signum: int,
-    code: ExitCode,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, large: Path, signum: int, code: ExitCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child that another process has ended is worth another try, a crash is a bug; both name the
     log.

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from harness import (
-    ENCODERS,
-    ROOT,
-    STAND_IN,
-    Workplace,
-    expected,
-    model_folder,
-    path_with,
-    said_by,
-)
+from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder, path_with, said_by
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -179,10 +170,7 @@ def test_interrupted_work_goes_on() -> None:
     ("texts", "words"),
     [
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
-        (
-            SimpleNamespace(columns=["u"]),
-            r"texts is a SimpleNamespace\ndo:  Give a list of",
-        ),
+        (SimpleNamespace(columns=["u"]), r"texts is a SimpleNamespace\ndo:  Give a list of"),
     ],
     ids=["surrogate", "frame"],
 )

@@ -104,10 +104,7 @@ NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
 
 @pytest.mark.parametrize(
     ("before", "after", "new"),
-    [
-        ("float32", "float16", ["n0"]),
-        ("float16", "float32", list(dict.fromkeys(NEW_TEXTS))),
-    ],
+    [("float32", "float16", ["n0"]), ("float16", "float32", list(dict.fromkeys(NEW_TEXTS)))],
 )
 def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None:
     """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what

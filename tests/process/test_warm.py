@@ -161,11 +161,8 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     """
     prepare(workplace, PLAIN, "auto", **{"workers.standby": 1})
     (workplace.folder / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "def taint():\n"
-        "    if 'chunkvisor_worker.job' in sys.modules:\n"
-        "        sys.fake = open(os.environ['FAKE'], 'rb')\n"
-        "os.register_at_fork(after_in_child=taint)\n"
+        "import os, sys\ndef taint():\n    if 'chunkvisor_worker.job' in sys.modules:\n        "
+        "sys.fake = open(os.environ['FAKE'], 'rb')\nos.register_at_fork(after_in_child=taint)\n"
     )
     fake = workplace.folder / "dev" / "nvidia0"
     fake.parent.mkdir()

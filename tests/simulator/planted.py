@@ -110,16 +110,10 @@ BUGS_FOR_HISTORIES = {
         "pass",
     ),
     "what was salvaged counts only once it is stored": Bug(
-        Scheduler,
-        "attempt_finished",
-        "self._failures.note_stored(task.output, now_s)",
-        "pass",
+        Scheduler, "attempt_finished", "self._failures.note_stored(task.output, now_s)", "pass"
     ),
     "nobody is asked to leave, nor ended in time": Bug(
-        Scheduler,
-        "_drain",
-        "in self.workers.values()",
-        "in ()",
+        Scheduler, "_drain", "in self.workers.values()", "in ()"
     ),
     "splits count as fruitless": Bug(
         Scheduler,
@@ -133,11 +127,7 @@ it."""
 
 BUGS_FOR_LIVES = {
     "E8: the scheduler does not hear at once that a worker is gone": Bug(
-        Loop,
-        "_conclude",
-        "self._scheduler.worker_exited(attempt.number)",
-        "pass",
-        seed=484,
+        Loop, "_conclude", "self._scheduler.worker_exited(attempt.number)", "pass", seed=484
     ),
     "E0: parts are given in the order in which they were stored": Bug(
         Parts,
@@ -147,21 +137,13 @@ BUGS_FOR_LIVES = {
         seed=440,
     ),
     "the end of a lost machine stays a stop": Bug(
-        Loop,
-        "_conclude",
-        "attempt.ended_by = EndedBy.ITSELF",
-        "pass",
-        seed=513,
+        Loop, "_conclude", "attempt.ended_by = EndedBy.ITSELF", "pass", seed=513
     ),
     "who was asked to leave is not noted": Bug(
         Loop, "_do", "running[worker].asked_to_stop = True", "pass", seed=239
     ),
     "who leaves when asked to counts as ended by others": Bug(
-        Loop,
-        "_conclude",
-        "attempt.ended_by = EndedBy.STOP",
-        "pass",
-        seed=239,
+        Loop, "_conclude", "attempt.ended_by = EndedBy.STOP", "pass", seed=239
     ),
     "a run never gets used to neighbors": Bug(
         Loop,
@@ -185,10 +167,7 @@ BUGS_FOR_LIVES = {
     ),
     "a hang is not seen": Bug(RunningAttempt, "poll", "self.end(EndedBy.HANG, why, now_s)", "pass"),
     "finished batches of a failed attempt are forgotten": Bug(
-        Loop,
-        "_judge",
-        "done=frozenset(start + row for row in left.done)",
-        "done=frozenset()",
+        Loop, "_judge", "done=frozenset(start + row for row in left.done)", "done=frozenset()"
     ),
     "every attempt is taken for proven": Bug(
         Loop,
@@ -201,39 +180,19 @@ BUGS_FOR_LIVES = {
         Scheduler, "_lose_device", "device.gone = True", "pass"
     ),
     "a damaged chunk is not computed again": Bug(
-        Loop,
-        "_turn",
-        "self._scheduler.chunk_invalidated(output, chunk)",
-        "pass",
-        seed=63,
+        Loop, "_turn", "self._scheduler.chunk_invalidated(output, chunk)", "pass", seed=63
     ),
     "vectors that a full disk refused are forgotten": Bug(
-        Scheduler,
-        "stored",
-        "self._unstored.append(instruction)",
-        "pass",
-        seed=381,
+        Scheduler, "stored", "self._unstored.append(instruction)", "pass", seed=381
     ),
     "a signal that comes again stops nothing": Bug(
-        Loop,
-        "_check_signals",
-        "self._execute(self._scheduler.stop(-math.inf))",
-        "pass",
-        seed=16,
+        Loop, "_check_signals", "self._execute(self._scheduler.stop(-math.inf))", "pass", seed=16
     ),
     "a device that was found sound is asked again for ever": Bug(
-        Scheduler,
-        "_judge_health",
-        "device.suspected_s = None",
-        "pass",
-        seed=13,
+        Scheduler, "_judge_health", "device.suspected_s = None", "pass", seed=13
     ),
     "a device that may be broken is not looked at": Bug(
-        Scheduler,
-        "_open_gates",
-        "if device.suspected_s is not None:",
-        "if False:",
-        seed=13,
+        Scheduler, "_open_gates", "if device.suspected_s is not None:", "if False:", seed=13
     ),
     "workers beyond per_device": Bug(
         Scheduler,
@@ -242,10 +201,7 @@ BUGS_FOR_LIVES = {
         "self._workers.per_device",
     ),
     "an output is joined before one that needs its vectors is planned": Bug(
-        ResultStore,
-        "_is_ready",
-        "not is_awaited and",
-        "True and",
+        ResultStore, "_is_ready", "not is_awaited and", "True and"
     ),
     "an output is planned while another, which has its texts, is worked at": Bug(
         Scheduler,

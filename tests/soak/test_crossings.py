@@ -34,10 +34,7 @@ from harness import MARK, SOAK_SEED, Workplace, bearing, events_in, wait_for, wr
 FIRST = int(os.environ.get("CROSSINGS_FIRST", SOAK_SEED or 1))
 COUNT = int(os.environ.get("CROSSINGS", 50 if SOAK_SEED else 6))
 
-BAD = (
-    *("exit 3", "signal 11", "signal 9", "raise ValueError", "assert", "raise IndexError"),
-    "nan",
-)
+BAD = ("exit 3", "signal 11", "signal 9", "raise ValueError", "assert", "raise IndexError", "nan")
 """What `deadly` makes of a text that has no vector."""
 MOST_BAD = 0.25
 """Share of the texts of an output: where more are bad, the model is to blame."""

@@ -387,12 +387,10 @@ def figures(
     others = f"Process 77 has {others_gib:.2f} GiB memory in use. " if others_gib else ""
     return (
         f"CUDA out of memory. Tried to allocate {wanted_gib:.2f} GiB. GPU 0 has a total capacity "
-        f"of 8.00 GiB of which "
-        f"{free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, this process has "
-        f"{ours_gib:.2f} GiB memory "
-        f"in use. Of the allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 "
-        f"GiB is reserved by "
-        "PyTorch but unallocated."
+        f"of 8.00 GiB of which {free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, "
+        f"this process has {ours_gib:.2f} GiB memory in use. Of the allocated memory "
+        f"{ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but "
+        "unallocated."
     )
 
 

@@ -77,10 +77,7 @@ def test_runs_follow_each_other_line_by_line(layout: Layout) -> None:
             file.write(b'{"t": 1, "ru' if run == "two" else b"")
     assert [
         line["run"] for line in map(json.loads, layout.events.read_text().splitlines()[:12])
-    ] == [
-        *["one"] * 6,
-        *["two"] * 6,
-    ]
+    ] == [*["one"] * 6, *["two"] * 6]
     assert [each.run for each in read_events(layout.events)] == [
         *["one"] * 6,
         *["two"] * 6,

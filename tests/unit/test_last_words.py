@@ -25,12 +25,9 @@ from chunkvisor_worker.contract.taxonomy import read_oom
 
 _TAKEN = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of "
-    "which 120.00 MiB is "
-    "free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch memory, this process "
-    "has 1.00 GiB memory "
-    "in use. Of the allocated memory 500.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved "
-    "by PyTorch but "
-    "unallocated."
+    "which 120.00 MiB is free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 1.00 GiB memory in use. Of the allocated memory 500.00 MiB is "
+    "allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but unallocated."
 )
 _OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace(
     "has 1.00 GiB", "has 23.00 GiB"

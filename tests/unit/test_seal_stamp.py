@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.store.records import (
-    DamagedError,
-    read_sealed,
-    stamp_file,
-    write_sealed,
-)
+from chunkvisor.store.records import DamagedError, read_sealed, stamp_file, write_sealed
 
 CONTENT = {"rows": 5, "name": "ä\ud800", "nested": {"list": [1, None, 2.5]}}
 

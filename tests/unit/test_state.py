@@ -216,8 +216,7 @@ def test_the_heartbeat_and_the_end() -> None:
     assert (now.elapsed_s, now.eta_s, now.workers) == (30, None, ())
     assert now.closing_line == (
         "1 chunk encoded in 30 s, start-up included; 5.0 rows/s, 50 tokens/s (start-up not "
-        "counted); "
-        "done and kept: 50 %, about 100 of 200 rows, 2 of 4 chunks; without a fault"
+        "counted); done and kept: 50 %, about 100 of 200 rows, 2 of 4 chunks; without a fault"
     )
 
 

@@ -221,8 +221,7 @@ def test_expression(
 ) -> None:
     """An expression that is none, does not fit or fails on a row is refused."""
     (tmp_path / "a.jsonl").write_text(
-        '{"id": 1, "text": "1", "nested": [1]}\n{"id": 2, "text": "2"}\n{"id": 3, "text": '
-        '"three"}\n'
+        '{"id": 1, "text": "1", "nested": [1]}\n{"id": 2, "text": "2"}\n{"id": 3, "text": "three"}\n'
     )
     words = refusal(stage_here, tmp_path, "a.jsonl", **wanted)
     assert words.startswith(expected)

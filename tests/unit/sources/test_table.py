@@ -13,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor.sources import table as tables
-from chunkvisor.sources.table import (
-    Spool,
-    StagedTable,
-    TableFiles,
-    shared_texts,
-    text_of_row,
-)
+from chunkvisor.sources.table import Spool, StagedTable, TableFiles, shared_texts, text_of_row
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan

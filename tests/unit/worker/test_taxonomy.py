@@ -67,11 +67,9 @@ def cuda(code: int, text: str = "?") -> BaseException:
     """torch.AcceleratorError as torch 2.14 words it, advice included."""
     error: Any = Accelerator(
         f"CUDA error: {text}\nSearch for `cudaErrorMemoryAllocation' in "
-        f"https://docs.nvidia.com/cuda for more "
-        "information.\nCUDA kernel errors might be asynchronously reported at some other API call, "
-        "so the stacktrace "
-        "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile "
-        "with "
+        "https://docs.nvidia.com/cuda for more information.\nCUDA kernel errors might be "
+        "asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with "
         "`TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     )
     error.error_code = code
@@ -82,8 +80,7 @@ def count_error(number: int, text: str) -> BaseException:
     """What torch raises if cuInit fails."""
     return RuntimeError(
         "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
-        "calling NumCudaDevices() "
-        f"that might have already set an error? Error {number}: {text}"
+        f"calling NumCudaDevices() that might have already set an error? Error {number}: {text}"
     )
 
 
@@ -128,19 +125,16 @@ def chained(*links: BaseException) -> BaseException:
 
 OOM = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
-    "which 1.20 GiB is "
-    "free. Including non-PyTorch memory, this process has 77.0 GiB memory in use. Of the allocated "
-    "memory 70.0 GiB is "
-    "allocated by PyTorch, and 6.0 GiB is reserved by PyTorch but unallocated. If reserved but "
-    "unallocated memory is "
-    "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    "which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.0 GiB memory in "
+    "use. Of the allocated memory 70.0 GiB is allocated by PyTorch, and 6.0 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 CUBLAS = "CUDA error: CUBLAS_STATUS_{} when calling `cublasCreate(handle)`"
 CUDNN = "cuDNN error: CUDNN_STATUS_{}"
 CPU_ALLOCATOR = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-    "tried to allocate "
-    "4503599627370496 bytes. Error code 12 (Cannot allocate memory)"
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)"
 )
 THREAD_POOL = (
     "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { "
@@ -409,11 +403,9 @@ THROWN = "terminate called after throwing an instance of "
         ("Fatal Python error: Segmentation fault\n\nCurrent thread", -11, "segmentation-fault"),
         ("Fatal Python error: Bus error", -7, "segmentation-fault"),
         ("Fatal Python error: Aborted", -6, "aborted"),
-        (f"{THROWN}'c10::Error'\n  what():  CUDA error: device-side "
-            f"assert triggered", -6, "device-side-assert"),
+        (f"{THROWN}'c10::Error'\n  what():  CUDA error: device-side assert triggered", -6, "device-side-assert"),
         (f"{THROWN}'std::bad_alloc'", -6, "host-out-of-memory"),
-        ("Indexing.cu:1553: block: [0,0,0], thread: [1,0,0] Assertion "
-            "`srcIndex` failed.", 1, "device-side-assert"),
+        ("Indexing.cu:1553: block: [0,0,0], thread: [1,0,0] Assertion `srcIndex` failed.", 1, "device-side-assert"),
         ("Error an illegal memory access was encountered at line 90", 1, "illegal-memory-access"),
         ("OSError: [Errno 28] No space left on device", 1, "disk-full"),
         ("", 120, "disk-full"),
@@ -475,23 +467,19 @@ def test_what_is_known_outweighs_what_is_said(
 
 
 QUOTED = (
-    *(
-        "GPU has fallen off the bus",
-        "uncorrectable ECC error encountered",
-        "No CUDA GPUs are available",
-    ),
-    *(
-        "CUDA-capable device(s) is/are busy or unavailable",
-        "misaligned address",
-        "Too many open files",
-    ),
-    *(
-        "No space left on device",
-        "can't start new thread",
-        "Driver/library version mismatch",
-        "undefined symbol: x",
-    ),
-    *("pass trust_remote_code=True", "attn_implementation", "CUDA driver initialization failed"),
+    "GPU has fallen off the bus",
+    "uncorrectable ECC error encountered",
+    "No CUDA GPUs are available",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "misaligned address",
+    "Too many open files",
+    "No space left on device",
+    "can't start new thread",
+    "Driver/library version mismatch",
+    "undefined symbol: x",
+    "pass trust_remote_code=True",
+    "attn_implementation",
+    "CUDA driver initialization failed",
 )
 
 
@@ -591,11 +579,9 @@ def oom(
         f"Including non-PyTorch memory, this process has {ours} memory in use. " if ours else ""
     )
     return (
-        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} of "
-        f"which {free} is "
-        f"free. {named}Of the allocated memory {allocated} is allocated by PyTorch, and 10.00 MiB "
-        f"is reserved by "
-        "PyTorch but unallocated."
+        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} "
+        f"of which {free} is free. {named}Of the allocated memory {allocated} is allocated by "
+        "PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated."
     )
 
 
