@@ -57,8 +57,8 @@ class Index:
     bad: tuple[BadText, ...] = ()
 
 
-def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
-    """Give (number, file) of all committed chunks, in order. Raises OSError.
+def _chunk_names(layout: OutputLayout) -> Iterator[tuple[int, Path, str]]:
+    """Give (number, folder, name) of the files of all committed chunks, in order. Raises OSError.
 
     One folder of a thousand is listed at a time.
     """
@@ -67,18 +67,23 @@ def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
         for name in sorted(os.listdir(folder)):  # noqa: PTH208 - no Path for each
             match = _CHUNK_NAME.fullmatch(name)
             if match:
-                yield int(match[1]), folder / name
+                yield int(match[1]), folder, name
+
+
+def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
+    """Give (number, file) of all committed chunks, in order. Raises OSError."""
+    return ((number, folder / name) for number, folder, name in _chunk_names(layout))
 
 
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """Return one byte a chunk: 1 if there is a file with its number.
+    """Return one byte a chunk: 1 if one file has its number, 2 if several have it, else 0.
 
     No file is opened: its digest is checked when it is read.
     """
     found = bytearray(plan.count)
-    for number, _ in chunk_files(layout):
+    for number, _, _ in _chunk_names(layout):
         if number < plan.count:
-            found[number] = 1
+            found[number] = 2 if found[number] else 1
     return found
 
 
@@ -112,13 +117,16 @@ class ChunkFiles:
         A chunk may have several, after a copy of the workdir was restored over it: the first that
         is whole stays, and the others are removed.
         """
-        for chunk, files in itertools.groupby(chunk_files(self.layout), key=itemgetter(0)):
-            paths = [path for _, path in files]
+        found = committed_chunks(self.layout, self.plan)
+        if 2 not in found:
+            return found
+        for _, files in itertools.groupby(chunk_files(self.layout), key=itemgetter(0)):
+            paths = list(files)
             if len(paths) > 1:
-                whole = next((path for path in paths if self.is_whole(chunk, path)), None)
-                for path in paths:
-                    if path != whole:
-                        path.unlink()
+                whole = next((file for file in paths if self.is_whole(*file)), None)
+                for file in paths:
+                    if file != whole:
+                        file[1].unlink()
         return committed_chunks(self.layout, self.plan)
 
     def is_whole(self, chunk: int, path: Path) -> bool:

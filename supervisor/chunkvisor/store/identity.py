@@ -194,8 +194,8 @@ class Plan:
         return stop - start
 
     def texts_in(self, chosen: bytearray) -> int:
-        """Count the texts in the chosen chunks: those whose byte in `chosen` is 1."""
-        count = chosen.count(1) * self.chunk_size
+        """Count the texts in the chosen chunks: those whose byte in `chosen` is not 0."""
+        count = (len(chosen) - chosen.count(0)) * self.chunk_size
         if chosen and chosen[-1]:
             count -= self.chunk_size - self.size(self.count - 1)
         return count
