@@ -1,10 +1,19 @@
 """A plug-in that says its secrets wherever it can, and fails in the way that the text names."""
 
 import os
+import signal
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+ERRORS = {
+    "disk": partial(OSError, 28),
+    "busy": ConnectionError,
+    "memory": MemoryError,
+    "device": RuntimeError,
+}
 
 
 class Leaky:
@@ -27,10 +36,10 @@ class Leaky:
                 os._exit(3)
             if text == "abort":
                 os.abort()
-            if text == "disk":
-                raise OSError(28, f"No space left on device {self._secrets}")
-            if text == "busy":
-                raise ConnectionError(self._secrets)
+            if text == "hang":
+                signal.pause()
+            if text in ERRORS:
+                raise ERRORS[text](f"CUDA error 700: {self._secrets}")
         vectors = np.ones((len(texts), 2), dtype=np.float32)
         vectors[[text == "nan" for text in texts]] = np.nan
         return vectors

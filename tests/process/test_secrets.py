@@ -47,6 +47,7 @@ def prepare(place: Workplace, texts: list[str], kwargs: dict[str, Any], **change
         env__API_TOKEN=SECRETS["of env"],
         recovery__attempts=1,
         recovery__wait_timeout=0.1,
+        recovery__stall_timeout=2,
         **changes,
     )
 
@@ -57,14 +58,17 @@ def prepare(place: Workplace, texts: list[str], kwargs: dict[str, Any], **change
         (["raise", "abort"], {}, "fresh", 3),
         (["raise", "exit", "nan"], {}, "warm", 3),
         (["disk"], {}, "warm", 74),
-        (["busy"], {}, "warm", None),
+        (["busy"], {}, "warm", 3),
+        (["memory"], {}, "fresh", 3),
+        (["device"], {}, "warm", 3),
+        (["hang"], {}, "fresh", 3),
         (["fine"], {"fails": "import"}, "warm", 78),
-        (["fine"], {"fails": "load"}, "fresh", None),
+        (["fine"], {"fails": "load"}, "fresh", 78),
         (["fine"], {}, "warm", 0),
     ],
 )
 def test_a_run_that_fails_writes_no_secret(
-    workplace: Workplace, texts: list[str], kwargs: dict[str, Any], start: str, code: int | None
+    workplace: Workplace, texts: list[str], kwargs: dict[str, Any], start: str, code: int
 ) -> None:
     """Whatever a run ends with, neither its workdir nor anything printed has a secret, though the
     plug-in gets it.
@@ -72,7 +76,7 @@ def test_a_run_that_fails_writes_no_secret(
     prepare(workplace, ["one", *texts], kwargs, workers__start=start)
     typed = ("--set", f"model.kwargs.base_url={KWARGS['base_url']}")
     ended = [workplace.run(*typed, env=ENVIRONMENT)]
-    assert code is None or ended[0].returncode == code, ended[0]
+    assert ended[0].returncode == code, ended[0]
     for command in (("status",), ("status", "--json"), ("report",), ("verify", "--json")):
         name, *options = command
         ended.append(workplace.call(name, str(workplace.workdir), *options, env=ENVIRONMENT))
