@@ -3,12 +3,13 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-ERRORS = {
+ERRORS: dict[str, Callable[[str], Exception]] = {
     "disk": partial(OSError, 28),
     "busy": ConnectionError,
     "memory": MemoryError,
