@@ -254,7 +254,7 @@ class Crossing:
                 workers = [each for each in found if "CHUNKVISOR_RUN_ID" in each.environ()]
                 if workers:
                     self._chance.choice(workers).send_signal(self._chance.choice(WORKER_SIGNALS))
-            elif dice < 0.92:
+            elif dice < 0.92 and psutil.Process(parent).children():  # it has imported all
                 in_use = sum(1 for _ in Path(f"/proc/{parent}/fd").iterdir())
                 soft, hard = resource.prlimit(parent, resource.RLIMIT_NOFILE)
                 limits = in_use + self._chance.randrange(4), hard
