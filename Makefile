@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs release-check clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-clients test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs release-check clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,10 @@ test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one workin
 test-remote: $(READY) ## run the tests of object storage against an S3 server on this machine; installs 130 MB more into .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[remote]' --group remote
 	$(BIN)/pytest tests/process/test_remote.py tests/unit/sources/test_resolve.py $(PYTEST_ARGS)
+
+test-clients: $(READY) ## run the tests with BERTopic, MTEB, faiss and LanceDB, which it installs into .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group clients
+	$(BIN)/pytest tests/process/test_sentence_transformers_class.py tests/process/test_use.py $(PYTEST_ARGS)
 
 # $(1): a torch, $(2): what to test; its environment lies outside the checkout, which is reached by PYTHONPATH.
 define ON_NULLGPU

@@ -1,17 +1,21 @@
 """The class that stands in for sentence-transformers' own: what it gives, and where it computes."""
 
+import importlib
 import re
 import signal
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 import modelkinds
 from chunkvisor.sentence_transformers import SentenceTransformer
+from docpages import blocks, text_of
 from harness import ROOT, wait_for
 
 pytestmark = pytest.mark.model
@@ -103,6 +107,15 @@ def test_what_no_worker_is_asked_for(
     assert {*workdir.iterdir()} == before
 
 
+def test_the_page_has_every_argument(plain: Any) -> None:
+    """one-file.md says of every argument of the constructor and of encode what became of it."""
+    names = {*signature(type(plain)).parameters, *signature(plain.encode).parameters}
+    assert {"inputs", "prompt", "model_name_or_path", "backend"} <= names
+    text = text_of(ROOT / "docs" / "how-to" / "one-file.md")
+    missing = {name for name in names if f"`{name}`" not in text}
+    assert missing <= {"kwargs", "use_auth_token"}  # the second is the old name of `token`
+
+
 SCRIPT = """
 import sys
 from chunkvisor.sentence_transformers import SentenceTransformer
@@ -117,8 +130,9 @@ def test_a_script_that_was_killed_continues(folder: Path, tmp_path: Path) -> Non
     """After `kill -9` the same script takes over what is done."""
     command = [sys.executable, "-c", SCRIPT, str(folder)]
     killed = subprocess.Popen(command, cwd=tmp_path)
-    journals = tmp_path.glob
-    wait_for(lambda: [each for each in journals(JOURNAL) if "chunk_committed" in each.read_text()])
+    wait_for(
+        lambda: [each for each in tmp_path.glob(JOURNAL) if "chunk_committed" in each.read_text()]
+    )
     killed.send_signal(signal.SIGKILL)
     killed.wait()
 
@@ -128,10 +142,38 @@ def test_a_script_that_was_killed_continues(folder: Path, tmp_path: Path) -> Non
     assert len([*tmp_path.glob("vectors/*")]) == 1
 
 
+@pytest.mark.parametrize("client", ["evaluator", "MockSTSTask", "MockRetrievalTask"])
+@pytest.mark.filterwarnings("ignore")
+def test_who_evaluates_models_takes_it(
+    client: str, ours: Any, plain: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's evaluators and tasks of MTEB give the same score, from runs."""
+
+    def score(model: Any) -> Any:
+        if client == "evaluator":
+            return EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], list(range(12)))(model)
+        mteb = pytest.importorskip("mteb", reason="mteb is not installed (group: clients)")
+        task = getattr(importlib.import_module("mteb.mocks.mock_tasks"), client)()
+        return mteb.evaluate(model, task, cache=None).task_results[0].get_score()
+
+    monkeypatch.setattr(ours, "_bulk_from", 1)
+    before = {*workdir.iterdir()}
+    assert score(ours) == pytest.approx(score(plain), abs=1e-4)
+    assert {*workdir.iterdir()} > before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bertopic_takes_it(ours: SentenceTransformer) -> None:
+    """BERTopic chooses its backend by the class, and asks it for the vectors of all documents."""
+    backends = pytest.importorskip("bertopic.backend._utils", reason="(group: clients)")
+    chosen = backends.select_backend(ours)
+    assert chosen.embedding_model is ours
+    assert chosen.embed(TEXTS).shape == (len(TEXTS), modelkinds.WIDTH)
+
+
 def test_the_page_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of the page does what it says, here with a model of 32 dimensions."""
-    page = (ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
-    (block,) = re.findall(r"```python\n(from chunkvisor.sentence.*?)```", page, re.DOTALL)
+    block = blocks(ROOT / "docs" / "reference" / "python.md", "python")[1]
     (tmp_path / "model").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    exec(block.replace("(2, 384)", "(2, 32)"), {})
+    exec(block.text.replace("(2, 384)", "(2, 32)"), {})
