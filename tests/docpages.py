@@ -2,6 +2,7 @@
 
 import functools
 import re
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,11 @@ PAGES = sorted(
 """All of them; CHANGELOG.md and the diaries tell of their day."""
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "diary"]
 """Those that tell how it is now."""
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+].keys()
+"""Names of the extras of the package."""
 
 _BLOCK = re.compile(
     r"^(?:<!-- Not run: (?P<why>[^\n]+)\. -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",

@@ -43,14 +43,8 @@ def main() -> int:
     folder = ROOT / ".lowest"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([arguments.python, "-m", "venv", str(folder)], check=True)
-    pip = [
-        str(folder / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
+    options = "-m pip install --quiet --disable-pip-version-check"
+    pip = [str(folder / "bin" / "python"), *options.split()]
     subprocess.run([*pip, *wanted, *TOOLS], check=True)
     subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
     print("lowest:", *wanted, flush=True)

@@ -2,12 +2,13 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import duckdb
-import numpy as np
 import pytest
 
-from harness import kill, wait_for
+from docpages import blocks
+from harness import ROOT, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number % 13}" for number in range(30)]
@@ -47,9 +48,12 @@ def test_parts_joined_are_the_whole(place: ScriptedWorkplace) -> None:
     for part in range(1, PARTS + 1):
         place.ends(0, "--part", f"{part}/{PARTS}")
 
-    parts = [np.load(workdir / "out.npy") for workdir in workdirs]
-    assert [len(each) for each in parts] == [3] * PARTS
-    assert np.concatenate(parts).tobytes() == place.vectors().tobytes()
+    (block,) = blocks(ROOT / "docs" / "how-to" / "several-machines.md", "python")
+    script = block.text.replace("cache/articles-", f"{place.workdir}-").replace("articles.", "out.")
+    found: dict[str, Any] = {}
+    exec(script, found)
+    assert [len(each) for each in found["parts"]] == [3] * PARTS
+    assert found["vectors"].tobytes() == place.vectors().tobytes()
     together = [row for workdir in workdirs for row in carried(workdir)]
     assert together == carried(place.workdir)
     config = str(place.config_path)

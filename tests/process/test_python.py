@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
+from docpages import blocks
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder, path_with, said_by
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
@@ -396,12 +396,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ROOT / "docs" / "reference" / "python.md",
         ROOT / "docs" / "how-to" / "test-your-pipeline.md",
     ]
-    blocks = [
-        block
-        for page in pages
-        for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-        if "chunkvisor.sentence_transformers" not in block  # which a stand-in for torch cannot be
-    ]
-    assert len(blocks) >= 3
-    script = "\n".join(blocks).replace("(3, 384)", "(3, 8)")
+    # A stand-in for torch cannot be that of sentence-transformers.
+    texts = [block.text for page in pages for block in blocks(page, "python")]
+    script = "\n".join(each for each in texts if "chunkvisor.sentence_t" not in each)
+    script = script.replace("(3, 384)", "(3, 8)")
     said_by(sys.executable, "-", text=script, cwd=tmp_path)

@@ -177,21 +177,8 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     (attempt / "fault.json").write_text("[" * 100_000)
     with open(place.hidden / "events.jsonl", "a") as events:
         for name in ("halted", "attempt_failed", "quarantined", "waiting", "run_started"):
-            values = dict.fromkeys(
-                (
-                    "what",
-                    "why",
-                    "remedy",
-                    "reason",
-                    "output",
-                    "outcome",
-                    "rule",
-                    "place",
-                    "row",
-                    "device",
-                ),
-                hostile,
-            )
+            keys = "what why remedy reason output outcome rule place row device"
+            values = dict.fromkeys(keys.split(), hostile)
             events.write(
                 json.dumps({"event": name, "t": 1_800_000_000, "run": hostile, "code": 1, **values})
                 + "\n"

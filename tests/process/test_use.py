@@ -54,5 +54,5 @@ def test_example(place: Path, block: str) -> None:
 
 def test_every_library_has_an_example() -> None:
     """What the page promises is there."""
-    used = set(re.findall(r"^(?:import|from) (\w+)", "\n".join(BLOCKS), re.MULTILINE))
-    assert used >= {"numpy", "sentence_transformers", "duckdb", "pandas", "faiss", "lancedb"}
+    for name in ("numpy", "sentence_transformers", "duckdb", "pandas", "faiss", "lancedb"):
+        assert any(name in block for block in BLOCKS)

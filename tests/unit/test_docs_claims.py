@@ -5,10 +5,13 @@ program's.
 import ast
 import re
 import shlex
-import tomllib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
@@ -20,7 +23,6 @@ from chunkvisor.commands.explain import entry_names
 from chunkvisor.config.load import load, parse
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.event import KINDS
 from chunkvisor.messages import ENTRIES
 from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
@@ -34,6 +36,7 @@ from commandpart import EXITS
 from configpart import keys
 from docpages import (
     CURRENT,
+    EXTRAS,
     PAGES,
     Block,
     anchors,
@@ -54,9 +57,8 @@ VERBS = {name: cli.get_command(GROUP, name) for name in cli.list_commands(GROUP)
 def options_of(command: click.Command | None) -> set[str]:
     """All spellings of the options of a command."""
     assert command is not None
-    return {
-        name for each in command.params if isinstance(each, click.Option) for name in each.opts
-    } | {"--help", "-h"}
+    names = {name for each in command.params for name in each.opts if name.startswith("-")}
+    return names | {"--help", "-h"}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -83,15 +85,8 @@ def test_what_help_says(verb: str) -> None:
 
 
 OURS = set().union(*map(options_of, VERBS.values())) | {"--version"}
-FOREIGN = {
-    "--require-hashes", "--time", "--array", "--parsable", "--dependency", "--requeue", "--signal", "--user",
-    "--no-block", "--gpus", "--group", "--num-cpus", "--head", "--address", "--seconds", "--rows", "--editable",
-    "--each", "--only", "--scenario", "--seed", "--size", "--shrink", "--bugs", "--go-on", "--sites", "--folders",
-    "--list", "--log", "--kin", "--errors", "--at-once", "--first", "--pids-limit",
-    "--commits", "--chunks", "--wait", "--texts", "--rounds", "--runs", "--repeat", "--detach", "--out", "--local-dir",
-}  # fmt: skip
-"""Options of other programs that the pages name: systemd, Slurm, Docker, Ray, pip, git and our own
-tests."""
+FOREIGN = {"--time", "--array", "--signal", "--gpus", "--num-cpus", "--rows", "--out"}
+"""Options of other programs that the pages name."""
 
 
 def test_every_option_is_one_of_ours() -> None:
@@ -108,54 +103,38 @@ def test_every_option_is_one_of_ours() -> None:
     assert wrong == []
 
 
+def is_module(name: str) -> bool:
+    """Whether a package or a module of ours has this name."""
+    path = name.replace(".", "/")
+    places = [ROOT / top / path for top in (".", "supervisor", "worker")]
+    return any(each.is_dir() or each.with_suffix(".py").is_file() for each in places)
+
+
 def test_every_command_exists() -> None:
     """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras
     are there.
     """
-    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-        "optional-dependencies"
-    ]
-    wrong = []
+    made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    checks: dict[str, Callable[[str], bool]] = {
+        r"^(?:\$ )?chunkvisor ([a-z]+)": VERBS.__contains__,
+        r"^(?:\$ )?make ([a-z][a-z-]*)": made.__contains__,
+        r"chunkvisor explain ([\w-]+)": ["NAME", *entry_names()].__contains__,
+        r"python -m ((?:chunkvisor|tests)[\w.]*)": is_module,
+        r"python ([\w/]+\.py)": lambda path: (ROOT / path).is_file(),
+        r"(?:chunkvisor|'\.)\[([a-z,]+)\]": lambda names: set(names.split(",")) <= EXTRAS,
+    }
     for page in CURRENT:
-        for code in [*inline_code(page), *(block.text for block in blocks(page, "sh", "console"))]:
-            found = [
-                (verb, verb in VERBS)
-                for verb in re.findall(r"^(?:\$ )?chunkvisor ([a-z]+)", code, re.MULTILINE)
-            ]
-            found += [
-                (verb, verb in made)
-                for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)
-            ]
-            explained = re.findall(r"chunkvisor explain ([\w-]+)", code)
-            found += [(name, name == "NAME" or name in entry_names()) for name in explained]
-            for module in re.findall(r"python -m ((?:chunkvisor|tests)[\w.]*)", code):
-                place = module.replace(".", "/")
-                there = [ROOT / top / place for top in (".", "supervisor", "worker")]
-                found.append(
-                    (
-                        module,
-                        any(each.is_dir() or each.with_suffix(".py").is_file() for each in there),
-                    )
-                )
-            found += [
-                (path, (ROOT / path).is_file()) for path in re.findall(r"python ([\w/]+\.py)", code)
-            ]
-            for listed in re.findall(r"(?:chunkvisor|'\.)\[([a-z,]+)\]", code):
-                found += [(extra, extra in extras) for extra in listed.split(",")]
-            wrong += [f"{name_of(page)}: {what}" for what, there in found if not there]
-    assert wrong == []
+        codes = [*inline_code(page), *(block.text for block in blocks(page))]
+        for pattern, is_there in checks.items():
+            for name in re.findall(pattern, "\n".join(codes), re.MULTILINE):
+                assert is_there(name), f"{name_of(page)}: {name}"
 
 
 def test_every_key_is_one_of_the_config() -> None:
     """`section.key` in the prose is a key; `outputs.NAME.key` and `outputs.*.key` are keys of an
     output.
     """
-    sections = {
-        key
-        for key, field in KEYS.items()
-        if "." not in key and any(k.startswith(f"{key}.") for k in KEYS)
-    }
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
     wrong = []
     for page in CURRENT:
         for code in inline_code(page):
@@ -226,11 +205,9 @@ def test_every_config_is_valid(tmp_path: Path) -> None:
     """Every YAML block is taken by the loader, a part of a config together with the least of the
     rest.
     """
-    least = {
-        "workdir": "w",
-        "model": {"name": "m"},
-        "outputs": {"a": {"source": "a.csv", "column": "c"}},
-    }
+    least = yaml.safe_load(
+        "{workdir: w, model: {name: m}, outputs: {a: {source: a.csv, column: c}}}"
+    )
     path = tmp_path / "config.yaml"
     for page in CURRENT:
         for block in blocks(page, "yaml"):
@@ -274,12 +251,26 @@ def test_the_recipe_for_a_json_list_works(tmp_path: Path) -> None:
 
 def test_the_encoder_works() -> None:
     """That of docs/how-to/write-an-encoder.md."""
-    block, *_ = blocks(ROOT / "docs" / "how-to" / "write-an-encoder.md", "python")
-    namespace: dict[str, object] = {}
-    exec(compile(ast.parse(block.text), block.place, "exec"), namespace)
-    vectors = namespace["make"](None, "cpu").encode(["two words", "one"], 32)  # type: ignore[operator]
+    block, _ = blocks(ROOT / "docs" / "how-to" / "write-an-encoder.md", "python")
+    namespace: dict[str, Any] = {}
+    exec(block.text, namespace)
+    vectors = namespace["make"](None, "cpu").encode(["two words", "one"], 32)
     assert vectors.dtype == np.float32
     assert vectors.tolist() == [[9, 2, 1], [3, 1, 1]]
+
+
+def test_the_encoder_of_images_works() -> None:
+    """It hands the pictures at these paths to the library, both of which are stand-ins here."""
+    _, block = blocks(ROOT / "docs" / "how-to" / "write-an-encoder.md", "python")
+    library = SimpleNamespace(encode=lambda images, batch_size: images)
+    found = {
+        "PIL": SimpleNamespace(Image=SimpleNamespace(open=str.upper)),
+        "sentence_transformers": SimpleNamespace(SentenceTransformer=lambda *_, device: library),
+    }
+    namespace: dict[str, Any] = {}
+    with mock.patch.dict(sys.modules, found):
+        exec(block.text, namespace)
+        assert namespace["make"](SimpleNamespace(name="m"), "cpu").encode(["a.png"], 8) == ["A.PNG"]
 
 
 def test_every_outcome_has_a_step_on_the_page() -> None:
@@ -301,6 +292,14 @@ def test_every_symptom_leads_to_its_rule() -> None:
     for message, name, outcome in rows:
         assert (by_name[name].outcome, outcome in ENTRIES) == (outcome, True), name
         assert name in set(_rules_for(message)), message
+
+
+def test_the_last_words_are_those_of_the_program() -> None:
+    """The example of diagnose.md has the words of its rule."""
+    (block, *_) = blocks(ROOT / "docs" / "how-to" / "diagnose.md", "text")
+    (rule,) = (rule for rule in RULES if rule.name in block.text)
+    assert rule.cause[:-1] in block.text
+    assert rule.remedy.partition(",")[0] in block.text
 
 
 def _rules_for(message: str) -> Iterator[str]:
@@ -326,14 +325,6 @@ def test_figures_say_whence_they_come() -> None:
             assert re.search(part, measured[1]), f"{heading}: {part}"
 
 
-def test_every_event_is_on_its_page() -> None:
-    """As are the outcomes on theirs."""
-    page = text_of(ROOT / "docs" / "reference" / "machine-readable.md")
-    assert [name for name in KINDS if f"- `{name}`" not in page] == []
-    entries = text_of(ROOT / "docs" / "reference" / "failures.md")
-    assert [name for name in ENTRIES if f"### {name}\n" not in entries] == []
-
-
 def test_the_readme_is_two_screens() -> None:
     """It begins with the error that people search for, and its set-up is two commands."""
     text = text_of(ROOT / "README.md")
@@ -345,8 +336,7 @@ def test_the_readme_is_two_screens() -> None:
 def test_exit_codes_are_told_of_every_command() -> None:
     """The table behind the page has each command, and codes that exist."""
     assert set(EXITS) == set(VERBS)
-    assert {code for ends in EXITS.values() for code in ends} <= set(ExitCode)
-    assert all(ExitCode.COMPLETE in ends for ends in EXITS.values())
+    assert set().union(*EXITS.values()) <= set(ExitCode)
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -370,34 +360,18 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_no_name_is_lost_as_html() -> None:
     """Outside of code a page has no tags: `<output>` without backticks would not be seen."""
-    found = [
-        (name_of(page), re.findall(r"<[a-z/][^>]*>", re.sub(r"`[^`]*`", "", prose(page))))
-        for page in PAGES
-    ]
-    assert [each for each in found if each[1]] == []
+    for page in PAGES:
+        plain = re.sub(r"`[^`]*`", "", prose(page))
+        assert re.findall(r"<[a-z/][^>]*>", plain) == [], name_of(page)
 
 
-def test_every_page_is_in_the_menu() -> None:
-    """mkdocs.yml lists every page of docs/ once, and no other."""
+def test_every_page_is_found() -> None:
+    """mkdocs.yml lists every page of docs/ once, and no other; docs/index.md links to all others."""
+    folder = ROOT / "docs"
+    pages = sorted(str(page.relative_to(folder)) for page in folder.rglob("*.md"))
     menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
-    listed = re.findall(r"[\w/-]+\.md", str(yaml.safe_load("nav:\n" + menu)))
-    assert sorted(listed) == sorted(
-        str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")
-    )
-
-
-def test_every_page_is_found_from_the_first() -> None:
-    """From docs/index.md one comes to every page of docs/ by links."""
-    start, found = ROOT / "docs" / "index.md", set[Path]()
-    waiting = [start]
-    while waiting:
-        page = waiting.pop()
-        if page in found or page.suffix != ".md":
-            continue
-        found.add(page)
-        targets = [target.partition("#")[0] for target in links(page) if "://" not in target]
-        waiting += [(page.parent / target).resolve() for target in targets if target]
-    assert set((ROOT / "docs").rglob("*.md")) <= found
+    assert sorted(re.findall(r"[\w/-]+\.md", menu)) == pages
+    assert {"index.md", *links(folder / "index.md")} >= set(pages)
 
 
 DIALECT = re.compile(
@@ -413,18 +387,7 @@ DIALECT = re.compile(
 )
 """What a translation sounds like; the words to write instead are those of a reader: in progress,
 again, usually."""
-PLAIN = (
-    "raised",
-    "advised",
-    "otherwise",
-    "revised",
-    "promised",
-    "supervised",
-    "surprised",
-    "rises",
-    "raises",
-    "comprised",
-)
+PLAIN = ("otherwise", "raised", "raises", "rises")
 
 
 def _messages() -> Iterator[tuple[str, str]]:

@@ -52,10 +52,6 @@ def test_an_outcome_names_its_rules() -> None:
             "device-side-assert",
         ),
         (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-            "gpu-out-of-memory",
-        ),
-        (
             "terminate called\n  what():  CUDA error: uncorrectable ECC error encountered\n",
             "gpu-ecc-error",
         ),
