@@ -94,6 +94,20 @@ def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -
     wait_for(lambda: not agents())  # the daemon of a busy node reaps them later
 
 
+def test_a_run_that_is_half_done_continues_on_the_cluster(
+    place: Workplace, cluster: LocalCluster
+) -> None:
+    """What this machine has done stays, and nodes do the rest."""
+    place.write_config("waiting:make", model__kwargs={"chunk": 1})
+    run = place.begin()
+    wait_for((place.folder / "waiting").exists)
+    kill(run)
+    (place.folder / "release").touch()
+    place.set(engine={"kind": "ray", "address": cluster.address})
+    assert "5 of 6 chunks" in finish(place.begin(), timeout_s=200, code=0).stderr
+    place.has(TEXTS)
+
+
 @pytest.mark.soak(only=True)
 def test_a_node_dies_and_another_joins(
     place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch

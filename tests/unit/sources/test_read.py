@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.sources.resolve import COMPRESSIONS, FORMATS
 from ingest_files import RowsOf, Stage, wrap, write_texts
 
 TEXTS = ["b", "", "a, b", "b", 'say "hi"', "línea\u2028🙂", "007"]
-SUFFIXES = [
-    *(
-        f".{form}{end}"
-        for form in ("csv", "tsv", "jsonl", "ndjson", "txt")
-        for end in ("", ".gz", ".zst")
-    )
-]
+ENDS = ("", *COMPRESSIONS)
+SUFFIXES = [form + end for form in FORMATS for end in ENDS if form != ".parquet"]
 BIG = 17 << 20
 
 
