@@ -188,9 +188,8 @@ def run(
     and the code of the command; KeyboardInterrupt after SIGINT, once the chunks in progress are
     done; SystemExit(143) after SIGTERM. Signals are caught in the main thread only.
     """
-    loaded = load(Path(config_path), _overrides(set))
     rows = RowChoice(max_rows)
-    loaded = loaded.of_rows(rows)
+    loaded = load(Path(config_path), _overrides(set)).of_rows(rows)
     request = Request(loaded, rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
     return _run(request, on_event, progress)
 

@@ -196,17 +196,19 @@ def test_every_early_end_names_the_rows_that_were_given_up(
 
 
 @pytest.mark.parametrize(
-    ("name", "rows_table", "end"),
+    ("name", "rows_table", "part", "end"),
     [
-        ("out.npy", "", 'mmap_mode="c"); row i is row i of the source'),
-        ("out.parquet", "out.rows.parquet", 'read_parquet("/w/out.parquet")'),
+        ("out.npy", "", None, 'mmap_mode="c"); row i is row i of the source'),
+        ("out.npy", "", (2, 8), "row i is row i of part 2 of 8 of the source"),
+        ("out.parquet", "out.rows.parquet", None, 'read_parquet("/w/out.parquet")'),
         (
             "out.npy",
             "out.rows.parquet",
+            (2, 8),
             "row i of out.rows.parquet next to it, whose source_row is the row of the source",
         ),
     ],
 )
-def test_how_to_read(name: str, rows_table: str, end: str) -> None:
-    """Where rows are left out, row i is not said to be row i of the source."""
-    assert how_to_read(Path("/w", name), rows_table).endswith(end)
+def test_how_to_read(name: str, rows_table: str, part: tuple[int, int] | None, end: str) -> None:
+    """Row i is not said to be row i of the source if rows are left out, or in a part of it."""
+    assert how_to_read(Path("/w", name), rows_table, part).endswith(end)

@@ -6,22 +6,24 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from chunkvisor.cli.parameters import (
-    ROW_COUNT,
     command,
     config_argument,
     flag,
     json_option,
     part_option,
-    row_choice,
+    rows_option,
     set_option,
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import print_json, print_lines
+
+if TYPE_CHECKING:
+    from chunkvisor.config.load import RowChoice
 
 
 def _print_step(step: str) -> None:
@@ -32,18 +34,10 @@ def _print_step(step: str) -> None:
 @command("plan", "embeddings.yaml --set encode.batch_tokens=8192")
 @config_argument
 @set_option
-@click.option(
-    "--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output."
-)
-@part_option()
+@rows_option(help="Take only the first N rows of every output.")
+@part_option
 @json_option
-def plan(
-    config: Path,
-    overrides: tuple[str, ...],
-    max_rows: int | None,
-    part: tuple[int, int] | None,
-    as_json: bool,
-) -> None:
+def plan(config: Path, overrides: tuple[str, ...], rows: "RowChoice", as_json: bool) -> None:
     """Show what a run of CONFIG would do and need.
 
     It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its
@@ -52,7 +46,6 @@ def plan(
     from chunkvisor.commands.plan import forecast, plan_lines
     from chunkvisor.config.load import load
 
-    rows = row_choice(max_rows, part)
     found = forecast(load(config, overrides), rows, _print_step)
     if as_json:
         print_json(found)

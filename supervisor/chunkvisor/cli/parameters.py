@@ -40,20 +40,20 @@ def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) 
         raise click.BadParameter(str(error)) from None
 
 
-def _part(ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Return (3, 8) for 3/8, and keep it for `_named_by_config`: a part has its own workdir."""
+def _part(ctx: click.Context, _param: click.Parameter, text: str | None) -> None:
+    """Keep (3, 8) of 3/8 for `_rows` and `_named_by_config`: a part has its own workdir."""
     numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text or "")
     part = (int(numbers[1]), int(numbers[2])) if numbers else None
     if text is not None and (part is None or not 1 <= part[0] <= part[1]):
         raise click.BadParameter(f"{text} is not a part such as 3/8, counted from 1")
     ctx.meta["part"] = part
-    return part
 
 
-def row_choice(max_rows: int | None, part: tuple[int, int] | None) -> "RowChoice":
+def _rows(ctx: click.Context, _param: click.Parameter, max_rows: int | None) -> "RowChoice":
     """Return the rows that --max-rows or --part asks for. Raises UsageError for both."""
     from chunkvisor.config.load import RowChoice
 
+    part = ctx.meta["part"]
     if max_rows and part:
         raise click.UsageError("--max-rows cannot be combined with --part.")
     return RowChoice(max_rows, part)
@@ -84,13 +84,16 @@ workdir_argument = click.argument(
     "workdir", type=click.Path(path_type=Path), callback=_named_by_config
 )
 # Handled before the WORKDIR, whatever the order in which they were typed.
-part_option = partial(
-    click.option,
+part_option = click.option(
     "--part",
     metavar="K/N",
     callback=_part,
     is_eager=True,
+    expose_value=False,
     help="The K-th of N equal parts of the rows, in WORKDIR-part-K-of-N.",
+)
+rows_option = partial(
+    click.option, "--max-rows", "rows", type=ROW_COUNT, metavar="N", callback=_rows
 )
 set_option = click.option(
     "--set",

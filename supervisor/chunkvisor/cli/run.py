@@ -3,21 +3,19 @@
 import contextlib
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chunkvisor.cli.parameters import (
-    ROW_COUNT,
     command,
     config_argument,
     flag,
     log_format,
     part_option,
     quiet,
-    row_choice,
+    rows_option,
     set_option,
     stop_after,
     text_option,
@@ -29,6 +27,7 @@ from chunkvisor_worker.contract.secrets import masked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from chunkvisor.config.load import RowChoice
     from chunkvisor.show.lines import Observer
 
 
@@ -163,26 +162,15 @@ def encode(
 @command("run", "embeddings.yaml --set device=cuda:1")
 @config_argument
 @set_option
-@click.option(
-    "--max-rows",
-    type=ROW_COUNT,
-    metavar="N",
-    help="Try N rows of every output, in WORKDIR-first-N.",
-)
-@part_option()
+@rows_option(help="Try N rows of every output, in WORKDIR-first-N.")
+@part_option
 @flag("--update", help="Accept changed sources, and encode only texts that have no vector yet.")
 @flag("--from-scratch", help="Start over; complete new results replace the earlier ones.")
 @flag("--yes", help="With --from-scratch: do not ask first.")
 @stop_after
 @quiet
 @log_format
-def run(
-    config: Path,
-    overrides: tuple[str, ...],
-    max_rows: int | None,
-    part: tuple[int, int] | None,
-    **given: Any,
-) -> None:
+def run(config: Path, overrides: tuple[str, ...], rows: "RowChoice", **given: Any) -> None:
     """Embed the texts described by CONFIG.
 
     Run the same command again to continue after a stop, a crash, a kill or a power cut. Ctrl-C
@@ -200,7 +188,6 @@ def run(
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
         )
-    rows = row_choice(max_rows, part)
     with _view_of_run(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides).of_rows(rows)
         workdir = loaded.config.workdir
@@ -217,7 +204,6 @@ def run(
             stop_after_s=given["stop_after_s"],
             typed=typed_command(),
         )
-        began_s = time.time()
         code = ExitCode.BUG
         try:
             code = run_session(request, observer)
@@ -226,16 +212,9 @@ def run(
             raise
         finally:
             if given["log_format"] == "text":
-                attempts = observer.state.attempts
-                for line in next_steps(
-                    loaded,
-                    began_s,
-                    trial=bool(max_rows),
-                    complete=code is ExitCode.COMPLETE,
-                    report=bool(attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED),
-                ):
+                for line in next_steps(loaded, rows, observer.state, code):
                     observer.say(line)
-                if attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
+                if observer.state.attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _say_how_to_continue(observer, workdir)
     sys.exit(int(code))
 

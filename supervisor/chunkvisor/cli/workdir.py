@@ -84,7 +84,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 @workdir_argument
 @json_option
 @flag("--watch", help="Follow the run until it ends; with --json, print a line for each change.")
-@part_option(expose_value=False)
+@part_option
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     """Show how far the run in WORKDIR is.
 
@@ -144,7 +144,7 @@ def report(workdir: Path, output: Path | None) -> None:
 
 @command("verify", "cache/embeddings")
 @workdir_argument
-@part_option(expose_value=False)
+@part_option
 @json_option
 def verify(workdir: Path, as_json: bool) -> None:
     """Check every file in WORKDIR against its record.

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from chunkvisor.config.choices import FinalFormat
-from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.load import LoadedConfig, RowChoice
+from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import is_terminal, print_lines, write
@@ -200,14 +201,11 @@ def is_watched() -> bool:
 
 
 def next_steps(
-    loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool
+    loaded: LoadedConfig, rows: RowChoice, state: RunState, code: ExitCode
 ) -> Iterator[str]:
-    """Say where the files of an ended run are, and which command to run next.
-
-    The run began at `began_s`, in seconds since the epoch. `report`: whether to name its report.
-    """
+    """Say where the files of a run are that ended with `code`, and which command to run next."""
     layout = Layout(loaded.config.workdir)
-    if complete:
+    if code is ExitCode.COMPLETE:
         # Late, as they import numpy: no one waits for that now.
         from chunkvisor.outputs.forms import file_of
         from chunkvisor.outputs.state import read
@@ -216,21 +214,26 @@ def next_steps(
         found = read(layout.output(name), check_file=False)
         if found.manifest is not None:
             rows_table = "" if output.where is None else found.layout.rows_table.name
-            yield how_to_read(file_of(found.layout, found.manifest), rows_table)
+            yield how_to_read(file_of(found.layout, found.manifest), rows_table, rows.part)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
-        if trial:
+        if rows.first:
             yield "that was a trial; for all rows, run the same command without --max-rows"
     with contextlib.suppress(OSError):
         # A run that found everything complete writes no report: the file is of an earlier run.
-        if report and layout.report.stat().st_mtime >= began_s:
+        if (
+            state.attempts or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+        ) and layout.report.stat().st_mtime >= state.began_s:
             yield f"how the run went: {layout.report}"
 
 
-def how_to_read(path: Path, rows_table: str = "") -> str:
-    """Say how to read a final file; `rows_table` is the file that lists its rows, if any."""
+def how_to_read(path: Path, rows_table: str = "", part: tuple[int, int] | None = None) -> str:
+    """Say how to read a final file; `rows_table` is the file that lists its rows, if any.
+
+    A `part`, such as (3, 8), has the rows of that part of the source.
+    """
     if path.suffix == f".{FinalFormat.PARQUET}":
         return f'to use it: pandas.read_parquet("{path}")'
-    source = "the source"
+    source = "part {} of {} of the source".format(*part) if part else "the source"
     if rows_table:
         source = f"{rows_table} next to it, whose source_row is the row of the source"
     return f'to use it: numpy.load("{path}", mmap_mode="c"); row i is row i of {source}'
