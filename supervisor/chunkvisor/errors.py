@@ -1,11 +1,13 @@
 """Exit codes of the command, and the one exception that carries one to the user."""
 
+import glob
 import shlex
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
+from chunkvisor.units import listed
 from chunkvisor_worker.contract.secrets import masked
 
 
@@ -150,20 +152,23 @@ def how_to_verify(final: Path) -> str:
 
 def no_workdir(path: Path) -> Halt:
     """Return a Halt (78) for a path that was given as a workdir and is not one."""
+    what = f"{path} does not exist"
     if path.exists():
-        return config_error(
-            f"{path} is not a workdir of chunkvisor", "Give the config, or the folder in it."
-        )
-    made = path.with_suffix("")
-    if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
-        return config_error(
-            f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work "
-            f"folder",
-            f"Nothing is left to do; {how_to_verify(made)}",
-        )
-    return config_error(
-        f"{path} does not exist", "Give the config, or the folder that is its workdir."
-    )
+        what = f"{path} is not a workdir of chunkvisor"
+    elif path.suffix == ".chunkvisor":
+        made = path.with_suffix("")
+        if made.with_suffix(".json").is_file():
+            return config_error(
+                f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its "
+                f"work folder",
+                f"Nothing is left to do; {how_to_verify(made)}",
+            )
+    # Those of SentenceTransformer(workdir=...), of parts and of trials.
+    beside = path.parent.glob(f"{glob.escape(path.name)}-*/.chunkvisor")
+    near = sorted(str(hidden.parent) for hidden in (*path.glob("*/.chunkvisor"), *beside))
+    if near:
+        return config_error(what, f"Give one of the workdirs near it: {listed(near, 8)}.")
+    return config_error(what, "Give the config, or the folder that is its workdir.")
 
 
 def config_error(what: str, remedy: str, *, why: str = "") -> Halt:

@@ -1,6 +1,5 @@
 """`--part K/N`: one of equal parts of the rows, for several machines or the tasks of an array."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ PARTS = 8
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """A CSV source of which one row in five is left out, and whose ids are carried along."""
     place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
-    with open(place.folder / "rows.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["id", "text"])
-        rows.writerows(enumerate(TEXTS))
+    rows = (f"{number},{text}\n" for number, text in enumerate(TEXTS))
+    (place.folder / "rows.csv").write_text(f"id,text\n{''.join(rows)}")
     asked = {"column": "text", "where": "id::INT % 5 <> 2", "columns": ["id"]}
     place.set(outputs={"out": {"source": "rows.csv", **asked}})
     return place
@@ -37,9 +34,9 @@ def carried(workdir: Path) -> list[tuple[int, ...]]:
 
 def test_parts_joined_are_the_whole(place: ScriptedWorkplace) -> None:
     """Eight parts, of which one is killed and run again, are the whole one after the other, byte
-    for byte; `plan`, `status` and `verify` find a part.
+    for byte; `plan`, `status` and `verify` find a part, and name the parts if the whole was not
+    run.
     """
-    place.ends(0)
     workdirs = [Path(f"{place.workdir}-part-{part}-of-{PARTS}") for part in range(1, PARTS + 1)]
     killed = place.begin("--part", f"2/{PARTS}")
     wait_for(lambda: [*workdirs[1].glob(".chunkvisor/outputs/out/*/attempts/*")])
@@ -48,6 +45,10 @@ def test_parts_joined_are_the_whole(place: ScriptedWorkplace) -> None:
     for part in range(1, PARTS + 1):
         place.ends(0, "--part", f"{part}/{PARTS}")
 
+    config = str(place.config_path)
+    near = f"workdirs near it: {workdirs[0]}, {workdirs[1]}, "
+    assert near in place.call("status", config, code=78).stderr
+    place.ends(0)
     (block,) = blocks(ROOT / "docs" / "how-to" / "several-machines.md", "python")
     script = block.text.replace("cache/articles-", f"{place.workdir}-").replace("articles.", "out.")
     found: dict[str, Any] = {}
@@ -56,7 +57,6 @@ def test_parts_joined_are_the_whole(place: ScriptedWorkplace) -> None:
     assert found["vectors"].tobytes() == place.vectors().tobytes()
     together = [row for workdir in workdirs for row in carried(workdir)]
     assert together == carried(place.workdir)
-    config = str(place.config_path)
     asked = ("--part", f"3/{PARTS}")
     assert "3 rows" in place.call("plan", config, *asked, code=0).stdout
     assert str(workdirs[2]) in place.call("status", *asked, config, code=0).stdout
