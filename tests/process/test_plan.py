@@ -123,7 +123,9 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     workplace.write_config("sentence-transformers", model__name="no-such-owner/no-such-model")
     found = plan_of(workplace, HF_HUB_OFFLINE="1", HF_HOME=str(workplace.folder / "hub"))
     assert found["outputs"]["out"]["distinct_texts"] == 4
-    assert any(note.startswith("tokens could not be counted: ") for note in found["notes"])
+    notes = "\n".join(found["notes"])
+    assert "tokens could not be counted: The model is not" in notes
+    assert "variable. Run `HF_HUB_OFFLINE=0 hf download no-such-owner/no-such-model`" in notes
 
 
 @pytest.mark.model

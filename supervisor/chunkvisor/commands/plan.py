@@ -316,7 +316,10 @@ def _count_tokens(
     answer = read_message(LengthsAnswer, files.result)
     if answer is None:
         verdict = verdict_of_child(returncode, files.fault, files.log)
-        notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
+        notes.append(
+            f"tokens could not be counted: {verdict.reason.rstrip('.')}. "
+            f"{verdict.remedy.replace('OWNER/NAME', config.model.name)}"
+        )
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
         warnings = check_model_files(config, path)
@@ -349,8 +352,10 @@ def plan_lines(forecast: dict[str, Any]) -> Iterator[str]:
         shown["all"] = {key: sum(each[key] for each in outputs.values()) for key in keys}
     for name, each in shown.items():
         rows, texts, chunks = (each[key] for key in keys)
-        distinct = counted(texts, "distinct text")
-        yield f"{name}: {counted(rows, 'row')}, {distinct}, {counted(chunks, 'chunk')}"
+        yield (
+            f"{name}: {counted(rows, 'row')}, {counted(texts, 'distinct text')}, "
+            f"{counted(chunks, 'chunk')}"
+        )
     for name, members in forecast["combine"].items():
         yield f"{name}: {' and '.join(members)} side by side"
     left = sum(each["texts_left"] for each in outputs.values())

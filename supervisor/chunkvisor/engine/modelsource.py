@@ -174,10 +174,10 @@ def resolve_hub(
     pinned = None if anew else pinned_source(cache, wanted)
     if pinned and pinned.path:
         return pinned
-    revision = pinned.revision if pinned else wanted.asked
+    fixed = replace(wanted, asked=pinned.revision) if pinned else wanted
     failed_s: float | None = None
     while True:
-        found = fetch_model(replace(wanted, asked=revision), scratch, on_wait)
+        found = fetch_model(fixed, scratch, on_wait)
         if isinstance(found, ModelSource):
             record = read_models(cache)
             asked = (wanted.name, wanted.asked)
@@ -188,13 +188,10 @@ def resolve_hub(
         failed_s = failed_s or time.monotonic()
         waited_s = time.monotonic() - failed_s
         if waited_s >= timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
-            name = f"{wanted.name} --revision {revision}" if revision else wanted.name
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"{what} cannot be downloaded",
-                _OFFLINE
-                if found.outcome is Outcome.HUB
-                else found.remedy.replace("OWNER/NAME", name),
+                _OFFLINE if found.outcome is Outcome.HUB else found.remedy,
                 why=f"{found.reason.rstrip('.')}; and there is no folder of that name here",
                 log=AttemptFiles(scratch).log,
                 see=found.see,
@@ -225,7 +222,9 @@ def fetch_model(
         found = json.loads(read_bounded(files.result) or b"")
         return ModelSource(str(found["path"]), str(found["revision"]))
     except (ValueError, KeyError, TypeError):
-        return verdict_of_child(returncode, files.fault, files.log)
+        name = f"{wanted.name} --revision {wanted.asked}" if wanted.asked else wanted.name
+        found = verdict_of_child(returncode, files.fault, files.log)
+        return replace(found, remedy=found.remedy.replace("OWNER/NAME", name))
 
 
 def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
