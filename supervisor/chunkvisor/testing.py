@@ -123,7 +123,7 @@ def fault(
     if chunk < 0 or times < 1:
         raise Halt(
             ExitCode.USAGE,
-            f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do",
+            f"chunk={chunk}, times={times}: chunks are counted from 0, and times from 1",
         )
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)

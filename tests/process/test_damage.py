@@ -96,8 +96,7 @@ def test_a_lost_identity_of_something_else(
     else:
         place.set(encode__prompt="query: ")
     before = place.calls()
-    ended = place.ends(78)
-    assert f"{place.workdir / IDENTITY} is missing or damaged" in ended.stderr
+    assert f"{place.workdir / IDENTITY} is missing or damaged" in place.ends(78).stderr
     assert place.calls() == before
     if state is unfinished:
         place.lift(LAST)
@@ -192,8 +191,7 @@ def test_what_is_in_the_place(tmp_path: Path) -> None:
     path = place.hidden / "outputs/out/0001/identity.json"
     path.unlink()
     (path / "inside").mkdir(parents=True)
-    ended = place.ends(78)
-    assert f"{path} cannot be used: Is a directory" in ended.stderr
+    assert f"{path} cannot be used: Is a directory" in place.ends(78).stderr
 
 
 @pytest.mark.parametrize("name", ["first_row", "places_of", "row_text", "texts_at"])

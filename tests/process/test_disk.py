@@ -45,8 +45,7 @@ def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.Mo
     goes on later.
     """
     monkeypatch.setattr("chunkvisor.store.disk.free_bytes", lambda folder: 1000)
-    ended = place.ends(74)
-    assert "output out does not fit on the disk" in ended.stderr
+    assert "output out does not fit on the disk" in place.ends(74).stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     monkeypatch.undo()
     place.gives(TEXTS)

@@ -119,8 +119,7 @@ def test_what_is_kept(desk: Desk) -> None:
     assert f"the file is {desk.out}" in screen
     for given in (desk.state, desk.out, desk.out.with_suffix(".json")):
         assert "all are intact" in desk.call("verify", given).stdout
-    refused = desk.call("report", desk.out, code=78)
-    assert "cannot be read as UTF-8" in refused.stderr
+    assert "cannot be read as UTF-8" in desk.call("report", desk.out, code=78).stderr
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -128,8 +128,7 @@ def test_killed_between_two_forms(
     for result in killed_anywhere(place, tmp_path / "scratch", when, "2:a", *steps):
         assert own_files(result) == own_files(right)
         for name in own_files(right) - {"out.json"}:
-            found = (result.workdir / name).read_bytes()
-            assert found == (right.workdir / name).read_bytes()
+            assert (result.workdir / name).read_bytes() == (right.workdir / name).read_bytes()
         assert len(result.calls()) == calls
 
 

@@ -95,8 +95,7 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     (busy,) = wait_for(lambda: place.named("warned"))
     assert "/usr/bin/intruder (pid 77)" in busy["text"]
     smi.say(memory=None, apps=None)
-    ended = finish(process, code=0)
-    assert ended.stderr.count("waiting,") == 1
+    assert finish(process, code=0).stderr.count("waiting,") == 1
     place.has(FEW)
 
 
@@ -126,8 +125,7 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
     wait_for(lambda: len(place.calls()) == 2)
     smi.say(**answers)
     (place.folder / "release").touch()
-    ended = finish(process, code=code)
-    assert words in ended.stderr
+    assert words in finish(process, code=code).stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     smi.say(**dict.fromkeys(answers))
     place.ends(0)
@@ -137,8 +135,7 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
 def test_a_broken_gpu_at_the_start(smi: FakeSmi, place: ScriptedWorkplace) -> None:
     """Nothing is started on a GPU that is known to be broken."""
     smi.say(memory_code=15)
-    ended = place.ends(69)
-    assert "fallen off the bus" in ended.stderr
+    assert "fallen off the bus" in place.ends(69).stderr
     assert not place.calls()
 
 

@@ -66,8 +66,7 @@ def test_changed_source(place: ScriptedWorkplace) -> None:
     """Other texts are refused; the staged table of the first run stays."""
     before = snapshot(place)
     place.write_source(["t0", "t1", "t0", "tX"])
-    ended = place.ends(78)
-    assert "source: same number of rows, other content" in ended.stderr
+    assert "source: same number of rows, other content" in place.ends(78).stderr
     assert snapshot(place) == before
 
 

@@ -46,8 +46,7 @@ def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
     mine.write_text("mine\n")
     before = contents(place.folder)
     for arguments in ([], ["--from-scratch", "--yes"]):
-        ended = place.ends(78, *arguments)
-        assert f"{mine} already exists" in ended.stderr
+        assert f"{mine} already exists" in place.ends(78, *arguments).stderr
     place.call("clean", place.folder, code=78)
     assert contents(place.folder) == before
 

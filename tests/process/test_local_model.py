@@ -128,8 +128,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     assert POOLING in ended.stderr
     assert not (job.workdir / "out.npy").exists()
 
-    refused = job.ends(78)
-    assert "model.revision" in refused.stderr
+    assert "model.revision" in job.ends(78).stderr
 
     (folder / POOLING).write_text(before)
     job.gives(TEXTS)
@@ -159,8 +158,7 @@ def test_what_the_files_name_outside_the_folder_counts(
     assert digest.startswith("sha256:")
     job.write_source([*TEXTS, "one more"])
     settings.write_text('{"changed": 1}')
-    refused = job.ends(78, "--update")
-    assert "model.outside" in refused.stderr
+    assert "model.outside" in job.ends(78, "--update").stderr
 
     def change(event: str, _: dict[str, Any]) -> None:
         if event == "output_opened":

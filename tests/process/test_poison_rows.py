@@ -211,8 +211,7 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
     place = few(tmp_path / "place")
     place.lay("t0", "crash!")
     place.lay(("t1", "t3"), "damage!")
-    ended = place.ends(75)
-    assert "not complete: out chunk 0 failed in every try" in ended.stderr
+    assert "not complete: out chunk 0 failed in every try" in place.ends(75).stderr
     assert place.status()["outputs"]["out"]["chunks_done"] == 1
     before = len(place.encoded())
     place.lift("t1", "t3")
@@ -417,7 +416,6 @@ def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (place.workdir / "out.npy").unlink()
 
     monkeypatch.setattr(finish, "publish", publish_in_vain)
-    ended = place.ends(75)
-    assert "out has no final file" in ended.stderr
+    assert "out has no final file" in place.ends(75).stderr
     monkeypatch.undo()
     place.ends(0)

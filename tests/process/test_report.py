@@ -59,8 +59,7 @@ def page_of(path: Path) -> Page:
 
 def report(place: ScriptedWorkplace) -> Page:
     """What `chunkvisor report` writes now."""
-    ended = place.does("report")
-    assert ended.stdout.strip() == str(place.workdir / "report.html")
+    assert place.does("report").stdout.strip() == str(place.workdir / "report.html")
     return page_of(place.workdir / "report.html")
 
 

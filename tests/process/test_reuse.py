@@ -140,8 +140,7 @@ def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
     more = [*TEXTS[::-1], "n1", "bad"]
     add(place, more, format="parquet")
     place.lay("bad", "value_error!")
-    ended = place.ends(3)
-    assert "8 of 10 texts already have a vector, from output out" in ended.stderr
+    assert "8 of 10 texts already have a vector, from output out" in place.ends(3).stderr
     assert set(place.encoded()[done:]) == {"bad", "n1", TEXTS[-1]}  # the last one is the canary
 
     from_place = {"reuse_from": [str(place.workdir)]}

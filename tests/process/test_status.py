@@ -46,8 +46,11 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert live["attempts"] == {"committed": 1}
     assert live["rows_per_s"] > 0
     assert live["eta_s"] >= 0
-    meanwhile = place.does("verify").stdout.splitlines()
-    assert meanwhile[1].startswith("out is not complete: about 3 of 6 rows, 1 of 2 chunks")
+    assert (
+        place.does("verify")
+        .stdout.splitlines()[1]
+        .startswith("out is not complete: about 3 of 6 rows, 1 of 2 chunks")
+    )
     assert (live["schema"], live["devices"]["CPU"]["texts"]) == (SCHEMA, 2)
     kill(process)
     killed = place.status()
@@ -111,8 +114,9 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
     found = place.status()
     assert (found["state"], found["host"]) == ("running", "elsewhere")
-    screen = place.does("status").stdout
-    assert screen.startswith(f"running (pid {process.pid} on elsewhere, last sign of life ")
+    assert place.does("status").stdout.startswith(
+        f"running (pid {process.pid} on elsewhere, last sign of life "
+    )
 
 
 @pytest.mark.parametrize("command", ["status", "verify", "clean", "retry", "report", "audit"])

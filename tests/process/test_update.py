@@ -79,8 +79,7 @@ def test_other_template(place: ScriptedWorkplace) -> None:
     place.ends(0, "--update")
     assert len(place.encoded()) == before
     assert_final(place, TEXTS)
-    ended = place.ends(78, "--update", "--set", "encode.prompt=x")
-    assert "--update" not in ended.stderr
+    assert "--update" not in place.ends(78, "--update", "--set", "encode.prompt=x").stderr
     assert_final(place, TEXTS)
 
 

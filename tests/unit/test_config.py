@@ -373,9 +373,7 @@ def test_unreadable_path(folder: Path) -> None:
     other mistake.
     """
     (folder / "quick.yaml").touch()
-    with pytest.raises(
-        Halt, match=r"this is a folder; name a config, of which it has: .*quick\.yaml"
-    ):
+    with pytest.raises(Halt, match=r"this is a folder, not a config; configs in it: .*quick\.yaml"):
         load(folder)
     with pytest.raises(
         Halt, match=r"quik\.yaml: there is no such file; did you mean quick\.yaml\?"

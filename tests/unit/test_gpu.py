@@ -196,7 +196,7 @@ def test_without_a_gpu(
         find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
-    assert "set device to cpu" in caught.value.remedy
+    assert "`device: cpu` in the config, or `--device cpu`" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "stopped by Ctrl-C (SIGINT); finished work is kept",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
-                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min later",
+                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, after 2 min",
                 "  to continue: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
             ],

@@ -427,7 +427,9 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     room = free_bytes(here) or 0
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
         mend = "Change its owner or its permissions, or choose another workdir."
-        yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
+        yield Finding(
+            "disk", FAULT, f"no permission to write to {path}, or its disk is read-only", mend
+        )
     elif room < 1 << 30:
         mend = "Free some space, or choose another workdir."
         yield Finding("disk", WARNING, room_in_words(here), mend)

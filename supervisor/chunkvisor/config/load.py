@@ -205,7 +205,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     except IsADirectoryError:
         there = ", ".join(_configs_in(path)) or "none"
         raise _wrong_config(
-            f"{path}: this is a folder; name a config, of which it has: {there}"
+            f"{path}: this is a folder, not a config; configs in it: {there}"
         ) from None
     except (OSError, ValueError) as error:  # a name that no file can have, bytes that are not UTF-8
         raise _wrong_config(f"{path}: cannot be read as UTF-8 text: {error}") from None

@@ -224,7 +224,7 @@ class Scheduler:
 
     # --- turns: which worker gets which texts, and which its device
 
-    def take_turn(self, held: Collection[int] = ()) -> list[Instruction]:
+    def take_turn(self, held: Collection[int]) -> list[Instruction]:
         """Open gates, and start workers for pending texts on devices that are not `held`."""
         now_s = self._clock()
         if self._draining:

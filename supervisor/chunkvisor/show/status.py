@@ -317,9 +317,10 @@ def _detail_lines(status: Status, now: Snapshot) -> Iterator[str]:
         yield f"attempts: {', '.join(ended)}"
     if status.began_at and status.told_at:
         last = "ended" if now.state.ending else "last sign of life"
-        lasted = human_time(status.told_at - status.began_at)
-        began = human_moment(status.began_at)
-        yield f"began {began}, {last} {human_moment(status.told_at)}, {lasted} later"
+        yield (
+            f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, "
+            f"after {human_time(status.told_at - status.began_at)}"
+        )
 
 
 def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
@@ -330,9 +331,10 @@ def _time_lines(status: Status, now: Snapshot) -> Iterator[str]:
             idle = 100 * times.idle_s / (times.busy_s + times.idle_s)
             yield f"{name}: {rate} texts/s while computing, idle {idle:.1f} % between chunks"
     if now.state.first_go_s is not None:
-        start = human_time(sum(status.start_s.values()))
         phases = ", ".join(_phases_in_words(status.start_s))
-        yield f"{start} before the first batch" + (f" ({phases})" if phases else "")
+        yield f"{human_time(sum(status.start_s.values()))} before the first batch" + (
+            f" ({phases})" if phases else ""
+        )
     spent = _phases_in_words(status.phases_s)
     if spent:
         yield f"all workers together: {'; '.join(spent)}"

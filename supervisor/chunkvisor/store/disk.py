@@ -160,7 +160,7 @@ def halt_for(error: OSError, place: Path) -> Halt | None:
         return config_error(
             # The second path is that which a rename met.
             f"{error.filename2 or path} cannot be used: {error.strerror}",
-            "Move it away, then run the same command again.",
+            "Choose another path, or move it away. Then run the same command again.",
         )
     if error.errno == errno.ENOENT and path.parts[1:2] == ("proc",):
         return config_error(f"{path}: no file can be made in /proc", "Choose another place.")

@@ -93,7 +93,7 @@ def write_atomic(
     write_blocks(path, [data], durable=durable, made_in=made_in)
 
 
-def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> None:
+def copy_atomic(source: Path, target: Path, *, made_in: Path | None) -> None:
     """Copy a file as `write_atomic` writes one, in bounded memory. Raises OSError."""
     with open(source, "rb") as file:
         write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
