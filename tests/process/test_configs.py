@@ -37,13 +37,9 @@ def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
     write_lines(data / "docstrings.jsonl", rows)
     config = workplace.folder / "configs" / f"{name}.yaml"
     config.write_text((ROOT / "configs" / f"{name}.yaml").read_text())
-    changes = [
-        f"model.encoder={encoder}",
-        "device=cpu",
-        "workdir=../work",
-        f"env.PYTHONPATH={path_with(ENCODERS)}",
-    ]
-    return [str(config), *(part for change in changes for part in ("--set", change))]
+    path = f"env.PYTHONPATH={path_with(ENCODERS)}"
+    changes = (f"model.encoder={encoder}", "device=cpu", "workdir=../work", path)
+    return [str(config), *(f"--set={change}" for change in changes)]
 
 
 @pytest.mark.parametrize("name", ["quickstart", "qodo_tc_commit", "debug_cuda"])
