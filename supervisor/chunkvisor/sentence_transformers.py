@@ -3,7 +3,7 @@
     from chunkvisor.sentence_transformers import SentenceTransformer
 
 A call of many texts is encoded by workers, in processes that may crash; a small one is computed
-here. This is the only module of the supervisor that imports torch. Its model stays on the CPU, so
+here. This is the only module of the package that imports torch. Its model stays on the CPU, so
 the caller's process makes no CUDA context.
 """
 

@@ -1,5 +1,5 @@
-"""What CONTRIBUTING's recipes say is to be touched: whoever forgets a part of it fails here, in
-mypy, or beside it.
+"""What CONTRIBUTING's recipes say is to be touched: whoever forgets a part of it fails here or
+in mypy.
 """
 
 import ast

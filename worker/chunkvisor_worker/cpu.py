@@ -107,7 +107,7 @@ def packable(model: Any) -> list[Any]:
     def is_packable(module: Any) -> bool:
         return (
             type(module) is torch.nn.Linear
-            # not wrapped (accelerate), no weight made anew for each pass (the older weight_norm)
+            # not wrapped (accelerate), no weight computed for each pass (the older weight_norm)
             and "forward" not in vars(module)
             and not module._forward_pre_hooks
             and all(is_plain(each) for each in module._parameters.values() if each is not None)

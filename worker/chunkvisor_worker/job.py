@@ -227,7 +227,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     try:
         _work(encoder, spec, files, progress, gate)
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
-        gc.disable()  # a cycle, too, can hold pinned memory
+        gc.disable()  # a cycle can hold pinned memory as well
         log_traceback()
         with contextlib.suppress(OSError):
             progress.write()  # what was noted of the memory

@@ -121,7 +121,7 @@ class PluginEncoder:
                 )
             vectors = vectors[:, :width]
         if self.encode_spec.normalize:
-            # torch divides by at least this, too.
+            # torch divides by at least this as well.
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
             vectors = (vectors / lengths).astype(np.float32)
         self._dimension = vectors.shape[1]

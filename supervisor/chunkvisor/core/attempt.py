@@ -117,7 +117,7 @@ class RunningAttempt:
         self._next_signal(now_s)
 
     def end(self, by: EndedBy, why: str, now_s: float) -> None:
-        """Begin to end it: SIGTERM first, SIGKILL after `GRACE_S`; or go on if that has begun."""
+        """Begin to end it: SIGTERM first, SIGKILL after `GRACE_S`; or continue if it has begun."""
         if self.ended_by is EndedBy.ITSELF:
             self.ended_by = by
             self.ended_why = why

@@ -382,7 +382,7 @@ def _answer_single_text(
         if verdict.outcome is Outcome.HOST_OOM:
             delay_s = MEMORY_PAUSE_S
     # An attempt that is not proven says nothing of the text, so that its failure is not charged. It
-    # cannot go on for ever: the next attempt begins with a canary, and canaries are counted.
+    # cannot be repeated for ever: the next attempt begins with a canary, and canaries are counted.
     return Quarantine() if proven and certain else Retry(delay_s, charge=proven)
 
 
@@ -444,7 +444,7 @@ def _half(verdict: Verdict, rows: int, min_rows: int) -> BatchLimit:
 
 
 def _wait_or_stop(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
-    """Answer what passes by itself: pause, until `recovery.wait_timeout` is over."""
+    """Answer what passes with time: pause, until `recovery.wait_timeout` is over."""
     if verdict.rule == NO_ROOM:  # the weights did not fit into what was free
         larger = verdict.figures is not None and verdict.figures.larger_than_gpu
         sole = history.others is OtherProcesses.NONE
@@ -531,7 +531,7 @@ class FailureHistory:
             streak.last_s = now_s
 
     def forget(self, what: Repeated | Outcome, where: Where = None) -> None:
-        """Begin to count anew: it did not happen this time."""
+        """Count from 0 again: it did not happen this time."""
         self._streaks.pop((what, where), None)
 
     def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> float:

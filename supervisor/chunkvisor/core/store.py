@@ -2,7 +2,7 @@
 
 It decides nothing: vectors that come here are verified, and the scheduler says which texts are
 given up. A chunk is committed as soon as each of its texts has a vector or is given up. Outputs are
-joined in a thread, one after the other; that thread only reads the ledger. The scheduler is told
+joined in a thread, one after the other; that thread only reads the ledger. The scheduler hears
 only of chunks that turn out to be damaged.
 """
 

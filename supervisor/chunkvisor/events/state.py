@@ -180,7 +180,7 @@ class RunState:
         """Add an event that happened at `t`, seconds since the epoch."""
         if isinstance(event, events.Invoked):
             # A new run: forget the one before, except for the first five fields. The observers
-            # hold this object, so it is filled anew instead of being replaced.
+            # hold this object, so it is filled again instead of being replaced.
             _add(self.attempts_before, self.attempts)
             for output in self.outputs.values():
                 output.texts_here = 0

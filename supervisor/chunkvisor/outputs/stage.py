@@ -74,7 +74,7 @@ def stage(found: OutputState, wanted: Wanted) -> OutputState:
     request = request_of(wanted.loaded.config, name, wanted.rows)
     if before:
         was = before.identity
-        # A changed config is refused before minutes are spent on reading the source anew.
+        # A changed config is refused before minutes are spent on reading the source again.
         same = wanted.identity(name, was.source_digest, was.rows)
         _refuse_changed(layout, before, same, wanted)
         if same.fingerprint == was.fingerprint and _is_staged(found, before, request, wanted):

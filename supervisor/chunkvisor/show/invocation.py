@@ -27,7 +27,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     It has an empty log; the link `latest` leads to it, and old folders are removed. The caller
     holds the workdir's lock, so that no number is given twice.
 
-    Return None if the folder cannot be made: the run goes on without it.
+    Return None if the folder cannot be made: the run continues without it.
     """
     try:
         make_folder(layout.runs, durable=False)

@@ -103,7 +103,7 @@ class Console(Observer):
     """Writes a line for each event that has words, and a line of progress now and then.
 
     Events below the weight `least` are skipped; lines of progress are only written if it is NEWS.
-    `last_words`: write why a run halted, too. On standard error that is left to the command.
+    `last_words`: also write why a run halted. On standard error that is left to the command.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ def is_watched() -> bool:
     """Whether a person is likely to watch: at a terminal, or in a notebook."""
     if is_terminal(sys.stderr):
         return True
-    # The module alone is no sign of a notebook: nbclient imports it, too.
+    # The module alone does not show a notebook: nbclient imports it as well.
     kernel = sys.modules.get("ipykernel.kernelapp")
     return kernel is not None and bool(kernel.IPKernelApp.initialized())
 

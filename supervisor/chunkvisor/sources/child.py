@@ -35,8 +35,8 @@ def stage_table(
     """Make the table of the request in `folder`, which it replaces, and open it.
 
     The files are synced to disk, the folder's name is not. `on_wait` is called 50 times a second;
-    if it raises, the child is ended and the exception goes on. `may_be_empty`: a table without rows
-    is no error.
+    if it raises, the child is ended and the exception is raised. `may_be_empty`: a table
+    without rows is allowed.
 
     Raises Halt for bad input (78), a full or failing disk (74), too little memory (69, 75), a limit
     of the machine (69) and a bug (1); OSError.

@@ -1,7 +1,7 @@
 """The child process that reads the sources of one request and writes its staged table.
 
 The parent starts it, see `child.py`; no other process imports DuckDB. If the parent is killed, the
-kernel kills it, too. The record (`table.json`) is written last, when the table is whole and on
+kernel kills it as well. The record (`table.json`) is written last, when the table is whole and on
 disk.
 """
 

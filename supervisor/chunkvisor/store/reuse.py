@@ -1,7 +1,7 @@
 """The reuse plan: for which texts of an output a vector was copied from elsewhere.
 
-It is fixed before the first chunk. All other texts are encoded, and numbered anew for that: chunks
-are made of them.
+It is fixed before the first chunk. All other texts are encoded, and numbered from 0 for that:
+chunks are made of them.
 """
 
 import os

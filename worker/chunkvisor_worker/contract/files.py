@@ -102,7 +102,7 @@ def copy_atomic(source: Path, target: Path, *, made_in: Path | None) -> None:
 def write_blocks(
     path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None
 ) -> None:
-    """Write blocks of data as `write_atomic` does. Raises what the iterable raises, too."""
+    """Write blocks of data as `write_atomic` does. Also raises what the iterable raises."""
     # Without the pid: what a killed process left there is replaced by the next write. Every path
     # has one writer.
     temporary = (made_in or path.parent) / f".{path.name}.tmp"

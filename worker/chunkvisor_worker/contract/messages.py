@@ -76,7 +76,7 @@ class Limits:
     measured: bool = False
     """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
     one_text_per_call: bool = False
-    """Whether a plug-in, too, gets one text a call: the text that fails is looked for."""
+    """Whether a plug-in gets one text a call as well: the text that fails is looked for."""
 
 
 # The line on a worker's standard input by which it ends after the current batch.
@@ -153,7 +153,7 @@ class Loaded:
     prompt: str | None  # text that stands before every text, the model's default prompt included
     padding_side: str  # left or right; empty if there is no tokenizer
     probe_ids: tuple[int, ...]
-    """Token ids of one fixed text, in which two tokenizers mostly differ."""
+    """Token ids of one fixed text, in which two tokenizers usually differ."""
     notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 

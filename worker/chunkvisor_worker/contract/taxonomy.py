@@ -133,7 +133,7 @@ def diagnose_log(
 
 
 def _is_possible(rule: Rule, phase: Phase | None, known: Known, cause: Cause | None = None) -> bool:
-    """Say whether the rule can hold by what is known; the class of a `cause` is knowledge, too."""
+    """Say whether the rule can hold by what is known; the class of a `cause` is known as well."""
     if rule.phases and phase is not None and phase not in rule.phases:
         return False
     # Out of memory only makes batches smaller: for that, words are enough.
