@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chunkvisor.cli.parameters import (
+    PATH,
     command,
     config_argument,
     flag,
@@ -54,7 +55,7 @@ def plan(config: Path, overrides: tuple[str, ...], rows: "RowChoice", as_json: b
 
 
 @command("doctor", "embeddings.yaml")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("config", type=PATH, required=False)
 @json_option
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check whether this machine can run the job.
@@ -190,7 +191,7 @@ def tune(
 
 
 @command("init", "embeddings.yaml")
-@click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
+@click.argument("path", type=PATH, default=Path("chunkvisor.yaml"))
 def init(path: Path) -> None:
     """Write a starter config that explains every key.
 

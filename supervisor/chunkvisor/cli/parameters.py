@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # The type of an option that counts rows, such as --max-rows; such counts are kept in 64 bits.
 ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
+PATH = click.Path(path_type=Path)
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -78,11 +79,9 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     return load(path).of_rows(RowChoice(part=ctx.meta.get("part"))).config.workdir
 
 
-config_argument = click.argument("config", type=click.Path(path_type=Path))
+config_argument = click.argument("config", type=PATH)
 # The folder of a run, or the config that names it; of `verify`, also a final file.
-workdir_argument = click.argument(
-    "workdir", type=click.Path(path_type=Path), callback=_named_by_config
-)
+workdir_argument = click.argument("workdir", type=PATH, callback=_named_by_config)
 # Handled before the WORKDIR, whatever the order in which they were typed.
 part_option = click.option(
     "--part",

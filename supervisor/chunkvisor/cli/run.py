@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chunkvisor.cli.parameters import (
+    PATH,
     command,
     config_argument,
     flag,
@@ -80,9 +81,7 @@ def _say_how_to_continue(observer: "Observer", workdir: Path) -> None:
     metavar="NAME",
     help="Hub id of the model (downloaded once), or local folder.",
 )
-@click.option(
-    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy."
-)
+@click.option("-o", "--out", required=True, type=PATH, help="The file to make, OUT.npy.")
 @text_option("--column", "NAME", "Column whose text is encoded; not needed for .txt.")
 @text_option("--template", "TEXT", 'Text with columns in braces, such as "{title}: {body}".')
 @text_option("--sql", "EXPRESSION", "SQL expression over the columns, in DuckDB's dialect.")
@@ -105,7 +104,7 @@ def _say_how_to_continue(observer: "Observer", workdir: Path) -> None:
 @set_option
 @click.option(
     "--workdir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="For work in progress; default: OUT.npy.chunkvisor.",
 )
 @flag("--keep", help="Keep the workdir at the end, which is removed by default.")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from chunkvisor.cli.parameters import (
+    PATH,
     ROW_COUNT,
     command,
     config_argument,
@@ -34,7 +35,7 @@ from chunkvisor.units import counted
 @click.option(
     "--write-expect",
     "expect",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Also write up to 10 of the rows, text and vector, to a new FILE for model.expect.",
 )

@@ -4,7 +4,6 @@ It makes a config of its options, whose workdir is a folder next to the file, an
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +32,7 @@ from chunkvisor.supervise.resources import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folders, remove_at_once, remove_folder
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import from_plain
 
 # Name of the one output in the state folder.
 OUTPUT = "embeddings"
@@ -133,8 +132,7 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
     manifest = None
     with contextlib.suppress(DamagedError, OSError):
         manifest = read_sealed(out.with_suffix(".json"))
-    # By way of JSON, whose reader checks the types.
-    before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
+    before = from_plain(Identity, {"values": (manifest or {}).get(_MADE_FROM)})
     if manifest is None or before is None:
         raise config_error(
             f"{out} already exists, and `chunkvisor encode` did not make it",

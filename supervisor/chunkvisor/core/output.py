@@ -55,7 +55,7 @@ class OutputRun:
     texts_here: int = 0  # texts in them that this run has encoded
     saved_before: dict[int, int] = field(default_factory=dict)
     """By chunk that was not committed when this run began: how many of its texts were done."""
-    _canary: int | None = None
+    known_good: int | None = None  # a text that has its vector, for canaries; None while none has
     _taken: list[str] | None = None
 
     def become(self, planned: "OutputRun") -> None:
@@ -102,24 +102,19 @@ class OutputRun:
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
-    @property
-    def known_good(self) -> int | None:
-        """A text that has its vector, for canaries; None while no text has."""
-        return self._canary
-
     def find_known_good(self) -> None:
         """Choose `known_good`, a short text and not a blank one if there is one.
 
         Raises Halt if texts are damaged.
         """
-        if self._canary is not None:
+        if self.known_good is not None:
             return
         good = self.ledger.known_good()[:_READ_FOR_CANARY]
         if good:
             numbered = zip(good, self.read_texts(good), strict=True)
-            self._canary = min(_size(text, number) for number, text in numbered)[2]
+            self.known_good = min(_size(text, number) for number, text in numbered)[2]
         elif self._taken_over():
-            self._canary = self.ledger.plan.distinct
+            self.known_good = self.ledger.plan.distinct
 
     def _taken_over(self) -> list[str]:
         """Read one text whose vector is taken over from elsewhere, if there is one.

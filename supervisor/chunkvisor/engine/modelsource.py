@@ -26,7 +26,7 @@ from chunkvisor_worker.contract.files import (
     AttemptFiles,
     make_folder,
     make_folders,
-    read_bounded,
+    read_json,
     remove_folder,
 )
 from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
@@ -218,13 +218,12 @@ def fetch_model(
     arguments = [str(scratch), wanted.name, wanted.asked or "", wanted.backend]
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", *arguments]
     returncode = run_child(command, files.log, on_wait, environment)
-    try:
-        found = json.loads(read_bounded(files.result) or b"")
+    found = read_json(files.result)
+    if found:
         return ModelSource(str(found["path"]), str(found["revision"]))
-    except (ValueError, KeyError, TypeError):
-        name = f"{wanted.name} --revision {wanted.asked}" if wanted.asked else wanted.name
-        found = verdict_of_child(returncode, files.fault, files.log)
-        return replace(found, remedy=found.remedy.replace("OWNER/NAME", name))
+    name = f"{wanted.name} --revision {wanted.asked}" if wanted.asked else wanted.name
+    verdict = verdict_of_child(returncode, files.fault, files.log)
+    return replace(verdict, remedy=verdict.remedy.replace("OWNER/NAME", name))
 
 
 def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:

@@ -35,7 +35,6 @@ class Trial:
     log_line: str  # the last of its log
     phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds spent in each phase
     dtype: str = ""  # of the weights as loaded
-    notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
 
     def failure(self, what: str) -> Halt:
         """Return the Halt for a command that needed the vectors; `what` says what failed."""
@@ -129,5 +128,4 @@ def try_texts(
     trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
     if not result:
         return trial
-    notes = result.facts.loaded.notes if result.facts.loaded else ()
-    return replace(trial, phase_s=result.phase_s, dtype=result.facts.dtype, notes=notes)
+    return replace(trial, phase_s=result.phase_s, dtype=result.facts.dtype)

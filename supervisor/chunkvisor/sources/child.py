@@ -1,7 +1,6 @@
 """Starts the child process that reads sources, waits for it, and puts its table in place."""
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from chunkvisor.store.attempt import last_line, read_tail, verdict_of_child
 from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import read_bounded, remove_folder
+from chunkvisor_worker.contract.files import read_json, remove_folder
 from chunkvisor_worker.contract.wire import write_message
 
 # Signals of a crash. Any other was most likely sent from outside, such as by the kernel for lack of
@@ -57,12 +56,11 @@ def stage_table(
     ]
     status = child.run_child(command, log, on_wait)
     if status:
-        try:
-            halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
-        except (ValueError, KeyError, TypeError):
-            raise _halt_without_answer(status, partial, log) from None
+        answer = read_json(partial / "answer.json")
+        if not answer:
+            raise _halt_without_answer(status, partial, log)
         remove_folder(partial)
-        raise halt
+        raise halt_of(answer)
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""

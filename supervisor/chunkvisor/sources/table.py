@@ -30,7 +30,7 @@ from chunkvisor.store.records import (
     write_record,
 )
 from chunkvisor.store.reuse import Reuse
-from chunkvisor_worker.contract.files import FileIn
+from chunkvisor_worker.contract.files import PathIn
 from chunkvisor_worker.contract.frozen import frozen
 
 _TEXTS_AT_ONCE = 4096
@@ -49,16 +49,16 @@ class TableFiles:
     folder: Path
 
     # The distinct texts in UTF-8, without separators, numbered in the order of their first rows.
-    texts = FileIn("texts.bin")
-    offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and where the last ends
-    row_text = FileIn("row_text.bin")  # the number of each row's text
-    first_row = FileIn("first_row.bin")  # the first row of each text
-    row_count = FileIn("row_count.bin")  # how many rows have each text
-    index = FileIn("index.bin")  # hash and first row of each text, sorted by hash: `_RECORD`
-    places = FileIn("places.bin")  # where each row is in its file: its line, or its row of parquet
+    texts = PathIn("texts.bin")
+    offsets = PathIn("offsets.bin")  # where each text begins in `texts`, and where the last ends
+    row_text = PathIn("row_text.bin")  # the number of each row's text
+    first_row = PathIn("first_row.bin")  # the first row of each text
+    row_count = PathIn("row_count.bin")  # how many rows have each text
+    index = PathIn("index.bin")  # hash and first row of each text, sorted by hash: `_RECORD`
+    places = PathIn("places.bin")  # where each row is in its file: its line, or its row of parquet
     # Only if columns are carried along or rows left out: source_row and these columns of each row.
-    rows = FileIn("rows.parquet")
-    record = FileIn("table.json")  # `TableRecord`; written last, it makes the folder a table
+    rows = PathIn("rows.parquet")
+    record = PathIn("table.json")  # `TableRecord`; written last, it makes the folder a table
 
     def holds_index(self) -> bool:
         """Return whether the index is there and unchanged. `chunkvisor clean` removes the rest.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.disk import least_free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, read_json, remove_folder, sync_folder
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
 from chunkvisor_worker.contract.secrets import masked
@@ -304,12 +304,9 @@ def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | No
     pattern = f"*/*/{AttemptFiles(attempts).log.name}"
     logs = sorted(attempts.glob(pattern), key=_mtime_ns, reverse=True)
     for log in logs[:_SEARCHED]:
-        try:
-            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"{}")
-            if (verdict["outcome"], verdict["reason"]) == (outcome, reason):
-                return str(verdict.get("rule", "")), log
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+        verdict = read_json(AttemptFiles(log.parent).verdict)
+        if (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
+            return str(verdict.get("rule", "")), log
     return "", next(iter(logs), None)
 
 

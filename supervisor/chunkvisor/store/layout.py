@@ -26,15 +26,15 @@ from chunkvisor.store.disk import not_ours, user_name
 from chunkvisor.units import human_moment
 from chunkvisor_worker.contract.files import (
     AttemptFiles,
-    FileIn,
+    PathIn,
     make_folders,
     open_regular,
-    read_bounded,
+    read_json,
     sync_folder,
     write_atomic,
 )
 from chunkvisor_worker.contract.frozen import frozen
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import read_message
 
 HIDDEN = ".chunkvisor"
 FORMAT = 6
@@ -48,18 +48,6 @@ DIGEST_LENGTH = 32
 
 # `is_held` takes the lock for a moment to test it: a run waits this long before it gives up.
 _LOCK_PATIENCE_S = 0.5
-
-
-class PathIn:
-    """An attribute of a layout: a path in the folder that another attribute gives."""
-
-    def __init__(self, folder: str, name: str) -> None:
-        self._folder = folder
-        self._name = name
-
-    def __get__(self, layout: "Layout | OutputLayout", _: type) -> Path:
-        folder: Path = getattr(layout, self._folder)
-        return folder / self._name
 
 
 class NextToFinal:
@@ -102,26 +90,26 @@ class OutputLayout:
     quarantined = NextToFinal("quarantined.jsonl")
     rows_table = NextToFinal("rows.parquet")
 
-    hidden = PathIn("workdir", HIDDEN)
+    hidden = PathIn(HIDDEN, "workdir")
 
     # Of all generations.
-    done = PathIn("home", "final.json")  # manifest and stamp of the final file that is in place
-    publishing = PathIn("home", "publishing.json")  # the manifest of one that is about to be
+    done = PathIn("final.json", "home")  # manifest and stamp of the final file that is in place
+    publishing = PathIn("publishing.json", "home")  # the manifest of one that is about to be
 
     # Of this generation.
     # what the vectors depend on, and what the table was made from
-    identity = PathIn("state", "identity.json")
-    table = PathIn("state", "table")
-    facts = PathIn("state", "facts.json")  # what the first worker found out about the model
+    identity = PathIn("identity.json", "state")
+    table = PathIn("table", "state")
+    facts = PathIn("facts.json", "state")  # what the first worker found out about the model
     # int32 for each row: tokens before the cut, 0 = not cut
-    cut_rows = PathIn("state", "cut_rows.bin")
-    chunks = PathIn("state", "chunks")
-    reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and copies of those
+    cut_rows = PathIn("cut_rows.bin", "state")
+    chunks = PathIn("chunks", "state")
+    reuse = PathIn("reuse", "chunks")  # which texts have a vector elsewhere, and copies of those
     # by chunk that no attempt has completed: the vectors of some of its texts, and its bad texts
-    parts = PathIn("state", "parts")
-    attempts = PathIn("state", "attempts")
-    truncated_kept = PathIn("state", "truncated.jsonl")
-    quarantined_kept = PathIn("state", "quarantined.jsonl")
+    parts = PathIn("parts", "state")
+    attempts = PathIn("attempts", "state")
+    truncated_kept = PathIn("truncated.jsonl", "state")
+    quarantined_kept = PathIn("quarantined.jsonl", "state")
 
     @property
     def home(self) -> Path:
@@ -195,9 +183,9 @@ class InvocationFiles:
 
     folder: Path
 
-    log = FileIn("output.log")
-    environment = FileIn("environment.json")
-    notices = FileIn("notices.jsonl")
+    log = PathIn("output.log")
+    environment = PathIn("environment.json")
+    notices = PathIn("notices.jsonl")
 
     @property
     def name(self) -> str:
@@ -211,21 +199,21 @@ class Layout:
 
     workdir: Path
 
-    report = PathIn("workdir", "report.html")
-    hidden = PathIn("workdir", HIDDEN)
-    mark = PathIn("hidden", "format.json")
-    lock = PathIn("hidden", "lock")
-    events = PathIn("hidden", "events.jsonl")
-    lessons = PathIn("hidden", "lessons.json")
-    model = PathIn("hidden", "model.json")
-    fetch = PathIn("hidden", "fetch")
-    hub = PathIn("hidden", "hub")
-    template = PathIn("hidden", "template")
-    ray = PathIn("hidden", "ray")
-    runs = PathIn("hidden", "runs")
-    latest = PathIn("runs", "latest")
-    outputs = PathIn("hidden", "outputs")
-    all_combined = PathIn("hidden", "combined")
+    report = PathIn("report.html", "workdir")
+    hidden = PathIn(HIDDEN, "workdir")
+    mark = PathIn("format.json", "hidden")
+    lock = PathIn("lock", "hidden")
+    events = PathIn("events.jsonl", "hidden")
+    lessons = PathIn("lessons.json", "hidden")
+    model = PathIn("model.json", "hidden")
+    fetch = PathIn("fetch", "hidden")
+    hub = PathIn("hub", "hidden")
+    template = PathIn("template", "hidden")
+    ray = PathIn("ray", "hidden")
+    runs = PathIn("runs", "hidden")
+    latest = PathIn("latest", "runs")
+    outputs = PathIn("outputs", "hidden")
+    all_combined = PathIn("combined", "hidden")
 
     def owns(self, path: Path) -> bool:
         """Say whether the path, links resolved, is the report or in the hidden folder."""
@@ -272,11 +260,8 @@ def is_workdir(layout: Layout) -> bool:
             why="what is read from it decides which files are written and which processes are "
             "ended",
         )
-    try:
-        written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return True  # the mark is lost or damaged, but only a run makes such a folder
-    if written != FORMAT:
+    # If the mark is lost or damaged, it is ours all the same: only a run makes such a folder.
+    if read_json(layout.mark).get("workdir_format", FORMAT) != FORMAT:
         raise config_error(
             f"{layout.workdir} was made by another version of chunkvisor, whose state this version "
             f"cannot read",
@@ -355,7 +340,7 @@ def read_holder(path: Path) -> LockHolder | None:
 
     They are checked since the record decides which processes are killed.
     """
-    holder = from_json(LockHolder, read_bounded(path))
+    holder = read_message(LockHolder, path)
     return holder if holder and holder.pid > 0 else None
 
 

@@ -15,7 +15,7 @@ from chunkvisor.store.disk import rule_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.frozen import frozen
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import from_plain
 
 _LIMIT_BYTES = 256 << 20  # no record is longer: what grows with the rows is in other files
 _Record = TypeVar("_Record")
@@ -85,7 +85,7 @@ def read_record(kind: type[_Record], path: Path) -> _Record | None:
     content = read_sealed(path)
     if content is None:
         return None
-    record = from_json(kind, json.dumps(content))
+    record = from_plain(kind, content)
     if not record:
         raise DamagedError(str(path))
     return record

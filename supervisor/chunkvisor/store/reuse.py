@@ -23,7 +23,7 @@ from chunkvisor.store.records import (
     stamp_file,
     write_record,
 )
-from chunkvisor_worker.contract.files import FileIn
+from chunkvisor_worker.contract.files import PathIn
 from chunkvisor_worker.contract.frozen import frozen
 
 
@@ -46,13 +46,13 @@ class ReuseFiles:
     folder: Path
 
     # int64 for each text: its row in `copied`, or ~n (negative) if it is encoded as number n
-    where = FileIn("where.bin")
+    where = PathIn("where.bin")
     # int64: numbers of the texts that are encoded, in order
-    encoded = FileIn("encoded.bin")
-    copied = FileIn("copied.npy")  # the vectors that were copied
+    encoded = PathIn("encoded.bin")
+    copied = PathIn("copied.npy")  # the vectors that were copied
     # int32 for each of them: tokens before the cut, 0 = not cut, -1 = not counted
-    tokens = FileIn("tokens.bin")
-    record = FileIn("plan.json")
+    tokens = PathIn("tokens.bin")
+    record = PathIn("plan.json")
 
 
 @frozen

@@ -21,14 +21,15 @@ SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 READ_LIMIT_BYTES = 32 << 20
 
 
-class FileIn:
-    """A descriptor: the path of a file of this name in the object's `folder`."""
+class PathIn:
+    """A descriptor: the path of this name in a folder, which another attribute has."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: str = "folder") -> None:
         self._name = name
+        self._folder = folder
 
     def __get__(self, owner: Any, _kind: type) -> Path:
-        folder: Path = owner.folder
+        folder: Path = getattr(owner, self._folder)
         return folder / self._name
 
 
@@ -38,23 +39,23 @@ class AttemptFiles:
 
     folder: Path
 
-    spec = FileIn("spec.json")  # what to do; written by the parent
+    spec = PathIn("spec.json")  # what to do; written by the parent
     # the chunk's texts, one JSON string a line; written by the parent
-    texts = FileIn("texts.jsonl")
+    texts = PathIn("texts.jsonl")
     # phase and progress; rewritten by the worker's own work loop, so that a hang shows
-    beat = FileIn("beat.json")
-    log = FileIn("worker.log")  # standard output and standard error of the worker
-    vectors = FileIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
+    beat = PathIn("beat.json")
+    log = PathIn("worker.log")  # standard output and standard error of the worker
+    vectors = PathIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
     # the same while it is written; `batches` says which rows are there
-    partial = FileIn("embeddings.partial.npy")
+    partial = PathIn("embeddings.partial.npy")
     # a line for each batch that began, and one for each that is written
-    batches = FileIn("batches.jsonl")
+    batches = PathIn("batches.jsonl")
     # of texts that the model does not read whole: int32 pairs, position and tokens uncut
-    cut = FileIn("cut.bin")
-    result = FileIn("result.json")  # written last, and only when the vectors are on disk
-    fault = FileIn("fault.json")  # why there is no result
+    cut = PathIn("cut.bin")
+    result = PathIn("result.json")  # written last, and only when the vectors are on disk
+    fault = PathIn("fault.json")  # why there is no result
     # what the parent made of the attempt; it is judged if this is there
-    verdict = FileIn("verdict.json")
+    verdict = PathIn("verdict.json")
 
 
 def sync_folder(folder: Path) -> None:
@@ -185,7 +186,7 @@ def read_bounded(path: Path) -> bytes | None:
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """Return the dictionary or list in a JSON file; an empty one if there is none."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(read_bounded(path) or b"")
         return found if isinstance(found, kind) else kind()
     return kind()
