@@ -36,10 +36,7 @@ from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown, umask
 
 KILL_AT = "drivers.kill_at"
 _WORKER = "chunkvisor_worker"
-_MODULES = (
-    *(_WORKER, f"{_WORKER}.template", f"{_WORKER}.probe"),
-    *("chunkvisor.sources.stage", KILL_AT),
-)
+_MODULES = (_WORKER, f"{_WORKER}.template", f"{_WORKER}.probe", "chunkvisor.sources.stage", KILL_AT)
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""
 _SHADOWS = [

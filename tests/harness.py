@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import psutil
 import pytest
 import yaml
 
+import chunkvisor
 from chunkvisor import child, judge
 from chunkvisor.cli import main
 from chunkvisor.core import loop
@@ -66,6 +67,11 @@ class Ended:
     returncode: int
     stdout: str
     stderr: str
+
+    @property
+    def words(self) -> str:
+        """All that it wrote, in one line."""
+        return " ".join((self.stdout + self.stderr).split())
 
 
 class Workplace:
@@ -239,6 +245,15 @@ class Workplace:
         """The folder of all state in the workdir."""
         return self.workdir / ".chunkvisor"
 
+    @property
+    def final(self) -> Path:
+        """The final file of the output `out`."""
+        return self.workdir / "out.npy"
+
+    def release(self) -> None:
+        """Let go on what waits for this (in the encoders `scripted` and `waiting`)."""
+        (self.folder / "release").touch()
+
     def vectors(self, name: str = "out") -> np.ndarray:
         """The final file of an output."""
         return np.load(self.workdir / f"{name}.npy", allow_pickle=False)
@@ -265,6 +280,10 @@ class Workplace:
     def status(self) -> dict[str, Any]:
         """`chunkvisor status --json`."""
         return json.loads(self.does("status", "--json").stdout)
+
+    def progress(self) -> dict[str, Any]:
+        """What the status says of the output `out`."""
+        return self.status()["outputs"]["out"]
 
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
@@ -317,6 +336,17 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under the folder, and where every link leads."""
+    return {
+        str(path.relative_to(folder)): os.fsencode(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
 def write_lines(path: Path, rows: Sequence[object]) -> None:
     """Write JSON, a line for each row."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -355,6 +385,16 @@ def said_by(
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout
+
+
+@contextlib.contextmanager
+def halts(
+    code: int, words: str | None = None
+) -> Iterator[pytest.ExceptionInfo[chunkvisor.ChunkvisorError]]:
+    """Expect an end with that exit code, and with these words, which are a pattern."""
+    with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
+        yield caught
+    assert caught.value.code == code
 
 
 def events_in(journal: Path) -> list[dict[str, Any]]:

@@ -20,8 +20,6 @@ else:
 
 Stage = Callable[..., StagedTable]
 """What the fixture `stage_here` gives."""
-RowsOf = Callable[[StagedTable], list[str]]
-"""What the fixture `rows_of` gives: the text of every row."""
 duckdb_of_today = pytest.mark.skipif(
     duckdb.__version__.startswith("1."),
     reason="DuckDB before 2.0 has no such function, or another answer",
@@ -34,6 +32,12 @@ def wrap(name: str, data: bytes) -> bytes:
     if name.endswith(".gz"):
         return gzip.compress(data, mtime=0)  # the same each time: a test may be named by it
     return zstd.compress(data) if name.endswith(".zst") else data
+
+
+def rows_of(table: StagedTable) -> list[str]:
+    """The text of every row of a table."""
+    texts = table.texts(0, table.distinct)
+    return [texts[number] for number in table.row_text(0, table.rows)]
 
 
 def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -> None:

@@ -22,7 +22,7 @@ def eventful(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(
         folder, TEXTS, chunk__size=2, encode__batch_size=2, workers__standby=1, outputs__more=more
     )
-    (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in MORE))
+    place.write_source(MORE, "more")
     place.lay("t0", "oom!")
     place.lay("t3", "crash")
     return place

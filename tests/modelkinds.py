@@ -193,16 +193,13 @@ def static(folder: Path) -> Path:
     return folder / "model"
 
 
-def dense(folder: Path, activation: str | None = None) -> Path:
-    """BERT with a Dense layer behind it, whose saved activation may be another."""
+def dense(folder: Path) -> Path:
+    """BERT with a Dense layer behind it."""
     import torch
     from sentence_transformers.base.modules import Dense
 
     torch.manual_seed(1)
-    path = save(folder, of("Bert"), None, "mean", Dense(WIDTH, 8))
-    if activation is not None:
-        change(path / "2_Dense" / "config.json", activation_function=activation)
-    return path
+    return save(folder, of("Bert"), None, "mean", Dense(WIDTH, 8))
 
 
 def router(folder: Path) -> Path:
@@ -239,11 +236,11 @@ def asym(folder: Path) -> Path:
     return path
 
 
-def with_code(folder: Path, code: str, name: str = "Bert", **settings: Any) -> Path:
+def with_code(folder: Path, code: str, name: str = "Bert") -> Path:
     """A model that brings the class `Own` in a file of its own, for a model type that transformers
     knows as well.
     """
-    path = decoder(name, **settings)(folder) if name == "Qwen2" else bert(folder)
+    path = decoder(name)(folder) if name == "Qwen2" else bert(folder)
     change(
         path / "config.json",
         auto_map={"AutoModel": "modeling_own.Own"},

@@ -21,7 +21,7 @@ _NEEDED = (Path(sys.base_prefix), Path(sys.prefix), ROOT)
 """What he has to read to run us."""
 
 
-def run_as_other(command: Sequence[str], scratch: Path, umask: int = 0o022) -> Ended:
+def run_as_other(command: Sequence[str], scratch: Path) -> Ended:
     """A command of the other user, in a folder of nobody's; `scratch` is an empty folder of ours."""
     process = subprocess.Popen(
         [
@@ -31,7 +31,7 @@ def run_as_other(command: Sequence[str], scratch: Path, umask: int = 0o022) -> E
             "private",
             "sh",
             "-ec",
-            _script(scratch, umask),
+            _script(scratch),
             "sh",
             *command,
         ],
@@ -63,10 +63,10 @@ def why_not(scratch: Path) -> str:
     )
 
 
-def _script(scratch: Path, umask: int) -> str:
+def _script(scratch: Path) -> str:
     """For a shell in a namespace of mounts of its own; its arguments are the command."""
     hidden = [path for path in dict.fromkeys(_NEEDED) if closed_above(path) is not None]
-    lines = [f"umask {umask:03o}"]
+    lines = ["umask 022"]
     for number, path in enumerate(hidden):
         aside = quote(str(scratch / str(number)))
         lines += [f"mkdir -p {aside}", f"mount --bind {quote(str(path))} {aside}"]

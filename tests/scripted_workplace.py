@@ -6,6 +6,7 @@ import atexit
 import functools
 import hashlib
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENCODERS, Workplace, events_in
+from harness import ENCODERS, Workplace, events_in, wait_for
 
 
 class ScriptedWorkplace(Workplace):
@@ -63,6 +64,12 @@ class ScriptedWorkplace(Workplace):
     def has_struck(self, text: str) -> bool:
         """Whether the fault has begun and will not come again: a copy from now on is without it."""
         return not (self.faults / _script(text)).exists()
+
+    def begin_to(self, call: int) -> subprocess.Popen[str]:
+        """Start a run; the encoder is in that call of all its calls now."""
+        process = self.begin()
+        wait_for(lambda: len(self.calls()) >= call)
+        return process
 
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""

@@ -11,7 +11,6 @@ the cause is mended.
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import resource
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import good
 import numpy as np
 import xxhash
 
@@ -44,39 +44,34 @@ class Call:
     vectors: np.ndarray
 
 
-def torch_error(name, base=RuntimeError, module="torch", **attributes):
-    return type(name, (base,), {"__module__": module, **attributes})
+def torch_error(name, module="torch", **attributes):
+    return type(name, (RuntimeError,), {"__module__": module, **attributes})
 
 
 OutOfMemoryError = torch_error("OutOfMemoryError")
 OldOutOfMemoryError = torch_error("OutOfMemoryError", module="torch.cuda")
-HubError = type("HfHubHTTPError", (OSError,), {"__module__": "huggingface_hub.errors"})
+BUSY_HUB = {"__module__": "huggingface_hub.errors", "response": SimpleNamespace(status_code=429)}
+HubError = type("HfHubHTTPError", (OSError,), BUSY_HUB)
+IllegalAccess = torch_error("AcceleratorError", error_code=700)
 NVML_ASSERT = (
     'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
     'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch. '
 )
 
 
-def raising(make):
+def raising(error):
     def misbehave(call):
-        raise make()
+        raise error
 
     return misbehave
 
 
-def full_above(make):
+def full_above(error):
     def misbehave(call):
         if call is None or call.batch_size > KWARGS.get("fits", {}).get(PLACE, 0):
-            raise make()
+            raise error
 
     return misbehave
-
-
-def cuda_error(code, text):
-    error = torch_error("AcceleratorError", error_code=code)
-    return raising(
-        lambda: error(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported")
-    )
 
 
 def killing(number):
@@ -131,13 +126,13 @@ def hold_the_gil(call):
     sum(iter(int, 1))
 
 
-def start_child(**options):
-    child = subprocess.Popen(["sleep", "3600"], **options)
+def start_child(call):
+    child = subprocess.Popen(["sleep", "3600"])
     (NOTES / f"child-{SPEC['output']}-{SPEC['chunk']}").write_text(str(child.pid))
 
 
 def child_then_die(call):
-    start_child()
+    start_child(call)
     os._exit(1)
 
 
@@ -171,11 +166,11 @@ def lie(**changes):
     return misbehave
 
 
-def leaving(name, make):
-    """Put something in the place of a file on the wire, then die."""
+def leaving(make):
+    """Put something in the place of the record of a fault, then die."""
 
     def misbehave(call):
-        make(ATTEMPT / name)
+        make(ATTEMPT / "fault.json")
         os._exit(1)
 
     return misbehave
@@ -193,13 +188,9 @@ def beat_garbage(call):
     garbage(ATTEMPT / "beat.json")
 
 
-def endless_log(call):
+def endless_log_then_die(call):
     for _ in range(100):
         os.write(1, b"chatter chatter\n" * (1 << 16))
-
-
-def endless_log_then_die(call):
-    endless_log(call)
     os._exit(1)
 
 
@@ -237,30 +228,28 @@ def leave_a_thread(call):
 
 MISBEHAVIOURS = {
     # exceptions
-    "runtime_error": raising(lambda: RuntimeError("something else broke")),
-    "value_error": raising(lambda: ValueError("a bad value")),
+    "runtime_error": raising(RuntimeError("something else broke")),
+    "value_error": raising(ValueError("a bad value")),
     "memory_error": raising(MemoryError),
-    "system_exit_0": raising(lambda: SystemExit(0)),
-    "import_error": raising(lambda: ModuleNotFoundError("No module named 'flash_attn'")),
-    "surrogate_message": raising(lambda: RuntimeError("half an emoji \ud83d and a NUL \0")),
+    "system_exit_0": raising(SystemExit(0)),
+    "import_error": raising(ModuleNotFoundError("No module named 'flash_attn'")),
+    "surrogate_message": raising(RuntimeError("half an emoji \ud83d and a NUL \0")),
     # the GPU's faults, as torch words them
-    "cuda_oom": full_above(
-        lambda: OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    ),
-    "cuda_oom_old_name": full_above(lambda: OldOutOfMemoryError("CUDA out of memory.")),
-    "cuda_oom_runtime_error": full_above(lambda: RuntimeError("CUDA error: out of memory")),
-    "nvml_assert": full_above(lambda: RuntimeError(NVML_ASSERT)),
+    "cuda_oom": full_above(OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "cuda_oom_old_name": full_above(OldOutOfMemoryError("CUDA out of memory.")),
+    "cuda_oom_runtime_error": full_above(RuntimeError("CUDA error: out of memory")),
+    "nvml_assert": full_above(RuntimeError(NVML_ASSERT)),
     "cublas_alloc": full_above(
-        lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")
     ),
     "resource_exhausted": full_above(
-        lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
     ),
-    "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
-    "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
+    "cuda_700": raising(IllegalAccess("CUDA error: an illegal memory access was encountered")),
+    "no_gpu": raising(RuntimeError("No CUDA GPUs are available")),
     # the world
-    "hub_429": raising(lambda: _with_status(HubError("429 Too Many Requests"), 429)),
-    "disk_full": raising(lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "hub_429": raising(HubError("429 Too Many Requests")),
+    "disk_full": raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "no_file_may_grow": no_file_may_grow,
     "no_file_may_open": no_file_may_open,
     # death
@@ -276,7 +265,7 @@ MISBEHAVIOURS = {
     "sigstop": killing(signal.SIGSTOP),
     # relatives
     "child_then_die": child_then_die,
-    "child_and_finish": lambda call: start_child(),
+    "child_and_finish": start_child,
     "leave_a_thread": leave_a_thread,
     # a good result, then trouble
     "exit_20_after": at_exit(lambda leave: leave(20)),
@@ -296,9 +285,9 @@ MISBEHAVIOURS = {
     "lie_digest": lie(digest="0" * 64),
     "lie_fingerprint": lie(fingerprint="another"),
     "lie_dimension": lie(facts={"dimension": 9, "dtype": "", "max_length": None, "versions": {}}),
-    "fault_garbage": leaving("fault.json", garbage),
-    "fault_huge": leaving("fault.json", huge),
-    "fault_is_a_pipe": leaving("fault.json", os.mkfifo),
+    "fault_garbage": leaving(garbage),
+    "fault_huge": leaving(huge),
+    "fault_is_a_pipe": leaving(os.mkfifo),
     "beat_garbage": beat_garbage,
     # bad manners
     "endless_log_then_die": endless_log_then_die,
@@ -310,11 +299,6 @@ MISBEHAVIOURS = {
 }
 
 
-def _with_status(error, status):
-    error.response = SimpleNamespace(status_code=status)
-    return error
-
-
 def _misbehave(moment, call=None):
     name, _, when = KWARGS["plan"].get(PLACE, "").partition("@")
     times = KWARGS.get("times", 1)
@@ -324,17 +308,13 @@ def _misbehave(moment, call=None):
     return MISBEHAVIOURS[name](call)
 
 
-class Encoder:
+class Encoder(good.Encoder):
     def __init__(self):
         self.calls = 0
 
     def encode(self, texts, batch_size):
         assert "torch" not in sys.modules
-        rows = [
-            np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8]
-            for text in texts
-        ]
-        vectors = np.stack(rows).astype(np.float32) + 1
+        vectors = super().encode(texts, batch_size)
         if texts == [CANARY]:  # of another chunk
             return vectors
         self.calls += 1

@@ -96,10 +96,6 @@ class GpuPlace(Workplace):
         """
         self.has(TEXTS)
 
-    def lowered(self) -> list[int]:
-        """Rows to which batches were cut, one after the other."""
-        return [each["rows"] for each in self.named("limits_lowered")]
-
 
 @pytest.fixture
 def place(tmp_path: Path, new_interpreters: None) -> GpuPlace:
@@ -190,7 +186,7 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path, nvm
     asserts = nvml == "broken" and tuple(map(int, version("torch").split(".")[:2])) < (2, 14)
     rule = "nvml-assert-allocator" if asserts else "gpu-out-of-memory"
     assert {each["rule"] for each in failed} == {rule}
-    assert place.lowered()
+    assert place.named("limits_lowered")
     halved = place.vectors()
     assert halved.shape == (192, 384)
     place.configure(minilm_path, chunk__size=192, workdir="unbounded")

@@ -137,11 +137,10 @@ class NullGpu:
             for path in (self.folder / "trace").glob("*")
         }
 
-    def used_bytes(self, gpu: int = 0) -> int:
-        """Memory in use, as nvidia-smi tells it (whole MiB)."""
-        answer = self.call(
-            "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu)
-        )
+    def used_bytes(self) -> int:
+        """Memory of the first GPU in use, as nvidia-smi tells it (whole MiB)."""
+        asked = ("--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0")
+        answer = self.call("nvidia-smi", *asked)
         return int(answer.stdout) * MIB
 
     def call(self, *command: str) -> Ended:

@@ -4,23 +4,18 @@ dtypes, and the doctor.
 
 import json
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import Ended, finish, wait_for
+from harness import finish, wait_for
 from nullgpu import GIB, LIMIT_S, MIB, GpuWorkplace, NullGpu, texts
 
 CONTEXT_BYTES = 256 * MIB
 MakeGpu = Callable[..., NullGpu]
-
-
-@pytest.fixture
-def on(tmp_path: Path, bert: Path) -> Callable[[NullGpu], GpuWorkplace]:
-    """Makes a workplace on these GPUs."""
-    return lambda gpu: GpuWorkplace(tmp_path, gpu, bert)
 
 
 def used_devices(workplace: GpuWorkplace) -> Counter[int]:
@@ -55,16 +50,15 @@ def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
 
 
 def test_each_kind_of_gpu_learns_and_one_may_be_lost(
-    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]
+    make_gpu: MakeGpu, tmp_path: Path, bert: Path
 ) -> None:
     """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one
     that falls off.
     """
     small = CONTEXT_BYTES + 48 * MIB
     sizes = [8 * GIB, small, 8 * GIB, small, 16 * GIB, 16 * GIB, 24 * GIB, 8 * GIB]
-    workplace = on(
-        make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B")
-    )
+    gpus = make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B")
+    workplace = GpuWorkplace(tmp_path, gpus, bert)
     workplace.write_source(texts(64 * 16, words=1000))
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
     workplace.write_torch_config(**limits, **{"workers.start": "warm"})
@@ -108,11 +102,10 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(
     assert {number for _, number in failed} <= {1, 3, 4}
 
 
-def test_a_run_on_visible_gpus_and_a_slice(
-    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]
-) -> None:
+def test_a_run_on_visible_gpus_and_a_slice(make_gpu: MakeGpu, tmp_path: Path, bert: Path) -> None:
     """A prefix of a UUID, an index and a MIG slice: each gets workers, and no other GPU has any."""
-    workplace = on(make_gpu([8 * GIB] * 4, mig__3=2, mode__1="prohibited"))
+    gpus = make_gpu([8 * GIB] * 4, mig__3=2, mode__1="prohibited")
+    workplace = GpuWorkplace(tmp_path, gpus, bert)
     slices = [
         line
         for line in workplace.gpu.call("nvidia-smi", "-L").stdout.splitlines()
@@ -155,35 +148,25 @@ _IMPATIENT = (
 """chunkvisor, with a second for nvidia-smi instead of twenty."""
 
 
-def run_without_torch(workplace: GpuWorkplace, chunks: int = 4) -> None:
-    """A config for the encoder above, two texts a chunk."""
-    (workplace.folder / "theirs.py").write_text(_WITHOUT_TORCH)
-    workplace.write_texts(2 * chunks)
-    workplace.write_model_config(**{"model.encoder": "theirs:make", "chunk.size": 2})
-
-
 @pytest.mark.parametrize("mode", ["absent", "mismatch", "slow:0.5", "hang"])
 def test_a_run_needs_no_nvidia_smi(
-    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], mode: str
+    make_gpu: MakeGpu, tmp_path: Path, bert: Path, mode: str
 ) -> None:
     """Whatever nvidia-smi does, CUDA works: all GPUs get work, and it is said where nvidia-smi told
     of none.
     """
-    workplace = on(make_gpu([8 * GIB] * 2))
-    run_without_torch(workplace)
+    workplace = GpuWorkplace(tmp_path, make_gpu([8 * GIB] * 2), bert)
+    (workplace.folder / "theirs.py").write_text(_WITHOUT_TORCH)
+    workplace.write_texts(8)
+    workplace.write_model_config(**{"model.encoder": "theirs:make", "chunk.size": 2})
     workplace.gpu.smi(mode)
-    ended = impatient(workplace)
+    run = ("run", str(workplace.config_path))
+    ended = workplace.gpu.call(sys.executable, "-c", _IMPATIENT, *run)
     assert ended.returncode == 0, ended.stderr
     assert set(used_devices(workplace)) == {0, 1}
     assert workplace.named("attempt_failed") == []
     told = [each["text"] for each in workplace.named("warned") if "does not list" in each["text"]]
     assert len(told) == (not mode.startswith("slow"))
-
-
-def impatient(workplace: GpuWorkplace) -> Ended:
-    """Run, with little patience with nvidia-smi."""
-    python = workplace.command()[0]
-    return workplace.gpu.call(python, "-c", _IMPATIENT, "run", str(workplace.config_path))
 
 
 @pytest.mark.parametrize(

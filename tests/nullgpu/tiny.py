@@ -9,11 +9,10 @@ from pathlib import Path
 
 WORDS = 100
 DIMENSION = 64
+POSITIONS = 512
 
 
-def make_bert(
-    folder: Path, *, layers: int = 2, hidden: int = DIMENSION, positions: int = 512
-) -> None:
+def make_bert(folder: Path) -> None:
     """Save a BERT with random weights that knows the words word0, word1, …, each of them one token."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -35,22 +34,22 @@ def make_bert(
         tokenizer_object=BertWordPieceTokenizer(
             {word: i for i, word in enumerate(words)}
         )._tokenizer,
-        model_max_length=positions,
+        model_max_length=POSITIONS,
         **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
     )
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(words),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 16,
-        intermediate_size=2 * hidden,
-        max_position_embeddings=positions,
+        hidden_size=DIMENSION,
+        num_hidden_layers=2,
+        num_attention_heads=DIMENSION // 16,
+        intermediate_size=2 * DIMENSION,
+        max_position_embeddings=POSITIONS,
     )
     raw = folder / "raw"
     BertModel(config).save_pretrained(raw)
     tokenizer.save_pretrained(raw)
-    model = SentenceTransformer(modules=[Transformer(str(raw)), Pooling(hidden)], device="cpu")
+    model = SentenceTransformer(modules=[Transformer(str(raw)), Pooling(DIMENSION)], device="cpu")
     model.save(str(folder / "model"))
 
 

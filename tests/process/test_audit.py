@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from harness import Workplace
+from harness import Workplace, contents
 
 TEXTS = (
     [f"text {number}" for number in range(9)]
@@ -32,7 +32,7 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
     workdir, not even a lost record: the lock is not held.
     """
     (drifted.hidden / "outputs/out/final.json").unlink()
-    before = {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()}
+    before = contents(drifted.workdir)
 
     ended = drifted.does("audit", "--rows", "20", code=3)
     assert {int(row) for row in re.findall(r"^  row (\d+) ", ended.stdout, re.MULTILINE)} == set(
@@ -40,9 +40,7 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
     )
     assert "10 of 20 vectors" in ended.stderr
     assert f"  row 3 ({drifted.source}:4): difference" in ended.stdout
-    assert {
-        path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()
-    } == before
+    assert contents(drifted.workdir) == before
 
 
 def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:

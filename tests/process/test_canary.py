@@ -24,12 +24,13 @@ TEXTS = ["a long text", "short", "poison", "the last one"]
 def attempt(
     folder: Path,
     *,
-    texts: list[str] = TEXTS,
     faults: dict[str, str] | None = None,
     canary: str | None = None,
     canary_row: int | None = None,
-) -> tuple[AttemptFiles, Spec]:
-    """Run a worker by hand over the texts, with the plug-in that plays these faults."""
+) -> tuple[AttemptFiles, Salvage]:
+    """Run a worker by hand over the texts, with the plug-in that plays these faults; what it left,
+    as a resume finds it.
+    """
     shutil.copy(ENCODERS / "scripted.py", folder)
     (folder / "faults").mkdir()
     for text, name in (faults or {}).items():
@@ -43,7 +44,7 @@ def attempt(
         limits=Limits(rows=8),
         canary_row=canary_row,
     )
-    spec = write_attempt(files, draft, texts, canary)
+    spec = write_attempt(files, draft, TEXTS, canary)
     env = {**os.environ, "PYTHONPATH": path_with(ENCODERS)}
     subprocess.run(
         [sys.executable, "-P", "-m", "chunkvisor_worker", files.folder],
@@ -51,12 +52,7 @@ def attempt(
         check=False,
         timeout=60,
     )
-    return files, spec
-
-
-def left(files: AttemptFiles, spec: Spec) -> Salvage:
-    """What the attempt left, as a resume finds it."""
-    return AttemptFolder(files, spec, lambda: None, lambda _: False).salvage()
+    return files, AttemptFolder(files, spec, lambda: None, lambda _: False).salvage()
 
 
 @pytest.mark.parametrize("canary", ["known good", "é" * (2 << 20)], ids=len)
@@ -71,20 +67,20 @@ def test_a_resume_takes_no_canary_for_a_text(tmp_path: Path) -> None:
     """What a worker leaves that dies after its canary is nothing but the proof that the device
     works.
     """
-    files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary="known good")
+    files, left = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary="known good")
     assert read_batch_log(files.batches).canary is not None
-    assert left(files, spec).done == ()
-    assert left(files, spec).under_way == (0, 1, 2, 3)
+    assert left.done == ()
+    assert left.under_way == (0, 1, 2, 3)
 
 
 def test_a_text_of_its_own_stays(tmp_path: Path) -> None:
     """While no good text is known, the shortest makes a batch by itself, whose vector is taken
     over.
     """
-    files, spec = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary_row=1)
+    files, left = attempt(tmp_path, faults={"poison": "kill_worker!"}, canary_row=1)
     assert read_batch_log(files.batches).canary is None
-    assert left(files, spec).done == (1,)
-    assert left(files, spec).under_way == (0, 2, 3)
+    assert left.done == (1,)
+    assert left.under_way == (0, 2, 3)
 
 
 def test_a_text_of_its_own_is_encoded_once(tmp_path: Path) -> None:
@@ -99,6 +95,6 @@ def test_a_canary_without_a_good_vector_has_not_passed(tmp_path: Path) -> None:
     """A device that gives NaN for what was good before is at fault, and no text of the attempt is
     touched.
     """
-    files, spec = attempt(tmp_path, faults={"known good": "nan!"}, canary="known good")
+    files, left = attempt(tmp_path, faults={"known good": "nan!"}, canary="known good")
     assert read_batch_log(files.batches).canary is None
-    assert left(files, spec) == Salvage()
+    assert left == Salvage()

@@ -94,12 +94,12 @@ def test_the_example_of_quantized_loading(
     rows = [f"Commit {row}: fix the {row % 7}th bug in module {row % 5}" for row in range(20)]
     workplace.write_source(rows)
     name = {"model__name": str(minilm_path)}
-    workplace.write_config("sentence-transformers", **name)
-    workplace.ends(0)
-    plain = workplace.vectors()
     workplace.write_config("sentence-transformers", **name, model__kwargs=yaml.safe_load(chosen))
     load(workplace.config_path)
     pytest.importorskip("bitsandbytes")
+    workplace.ends(0)
+    quantized = workplace.vectors()
+    workplace.write_config("sentence-transformers", **name)
     workplace.ends(0, "--from-scratch", "--yes")
-    products = (plain * workplace.vectors()).sum(axis=1)
+    products = (quantized * workplace.vectors()).sum(axis=1)
     assert lowest < products.min() < 0.99999

@@ -206,17 +206,6 @@ SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
 
 CASES = (
     Case("cannot-load", {"out/0": "runtime_error@load"}, 78, {"setup": 1}, SETUP, done=()),
-    Case("cannot-import", {"out/0": "import_error@import"}, 78, {"setup": 1}, SETUP, done=()),
-    # On the CPU an error of a GPU is the encoder's own; tests/process/test_gpus.py has those of
-    # GPUs.
-    Case(
-        "no-gpu",
-        {"out/0": "no_gpu@load"},
-        78,
-        {"setup": 1},
-        ("No CUDA GPUs are available",),
-        done=(),
-    ),
     # On one chunk after another.
     Case(
         "every-import-crashes",
@@ -297,7 +286,7 @@ def check_case(place: Workplace, case: Case, ended: Ended) -> None:
     else:
         assert status["state"] == "halted"
         assert status["outputs"]["out"]["chunks_done"] == len(committed)
-        assert not (place.workdir / "out.npy").exists()
+        assert not place.final.exists()
         (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
         assert Path(log.partition("log: ")[2].partition(" (")[0]).name == "worker.log", ended.stderr
 

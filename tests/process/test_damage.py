@@ -105,7 +105,7 @@ def test_a_lost_identity_of_something_else(
 
 def test_a_lost_identity_of_nothing(tmp_path: Path) -> None:
     """If nothing was done yet, the run begins anew."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, recovery__attempts=1)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, recovery__attempts=1)
     place.lay("t0", "damage!")
     place.ends(75)
     place.lift("t0")
@@ -170,7 +170,7 @@ def test_state_of_another_output(tmp_path: Path, what: str) -> None:
     else:
         shutil.copy(theirs, mine)
     if what == "final.json":
-        shutil.copy(places[1].workdir / "out.npy", places[0].workdir)
+        shutil.copy(places[1].final, places[0].workdir)
     places[0].lift(LAST)
     harmless(places[0], what)
 
@@ -183,7 +183,7 @@ def _state(place: ScriptedWorkplace, what: str) -> Path:
 def test_what_is_in_the_place(tmp_path: Path) -> None:
     """A file at the final's place is kept next to it; a folder at that of the identity is named."""
     place = unfinished(tmp_path / "place")
-    (place.workdir / "out.npy").write_bytes(b"mine")
+    place.final.write_bytes(b"mine")
     place.lift(LAST)
     harmless(place, "foreign")
     assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
@@ -199,7 +199,7 @@ def test_texts_damaged_while_a_run_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whatever was about to be read of them, the run ends in words, and the next one goes on."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     place.lay("t1", "nan!")
 
     def changed(*_: object) -> None:
@@ -220,6 +220,6 @@ def test_garbage_in_the_story(tmp_path: Path, name: str) -> None:
         b'[[\xff\n{"event": 5}\n{"event": "chunk_committed"}\n{"event": "halted", "code": "x"}\n'
     )
     (place.hidden / name).write_bytes(garbage)
-    assert place.status()["outputs"]["out"]["rows_done"] == len(TEXTS)
+    assert place.progress()["rows_done"] == len(TEXTS)
     harmless(place, name)
     assert place.status()["state"] == "complete"

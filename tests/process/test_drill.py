@@ -21,37 +21,26 @@ GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)
 ONE_OF_A_KIND = ("ecc", "supervisor-killed", "poison-row")
 
 
-def prepare(workplace: Workplace) -> None:
-    """Sixty rows, some of them twice, and a plug-in."""
+@pytest.mark.parametrize(
+    "names", [ONE_OF_A_KIND, pytest.param((), id="all", marks=pytest.mark.soak(only=True))]
+)
+def test_a_drill_recovers_and_leaves_nothing_behind(
+    workplace: Workplace, names: tuple[str, ...]
+) -> None:
+    """A fault of every kind, and in a soak every fault, is recovered from; there is no scratch
+    folder, and a real run's workdir is as it was.
+    """
     workplace.write_source([f"text number {number % 45}" for number in range(60)])
     workplace.write_config("good:make", chunk__size=45)
-
-
-def check_drill(workplace: Workplace, *names: str) -> None:
-    """The run recovers from all of these, in a new process: it measures the memory of its children."""
+    workplace.ends(0)
+    before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
     asked = ("drill", str(workplace.config_path), "--json", *(f"--fault={name}" for name in names))
+    # In a new process: it measures the memory of its children.
     ended = finish(workplace.start(*asked), timeout_s=280)
     findings = json.loads(ended.stdout)
     assert ended.returncode == 0, [ended.stderr, findings]
     assert [each["fault"] for each in findings] == list(names or [fault.name for fault in FAULTS])
     assert [each for each in findings if not each["recovered"]] == []
-
-
-@pytest.mark.soak(only=True)
-def test_every_fault_is_recovered_from(workplace: Workplace) -> None:
-    """A drill of all faults on a CPU ends with 0: all of them end as they must."""
-    prepare(workplace)
-    check_drill(workplace)
-
-
-def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> None:
-    """A fault of every kind is recovered from; there is no scratch folder, and a real run's workdir
-    is as it was.
-    """
-    prepare(workplace)
-    workplace.ends(0)
-    before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
-    check_drill(workplace, *ONE_OF_A_KIND)
     assert {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")} == before
 
 

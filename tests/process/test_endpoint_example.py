@@ -122,7 +122,7 @@ def test_a_server_that_stays_down_ends_the_run(asking: Workplace) -> None:
     """
     Server.answers[:] = [200] * 2 + [503] * 100
     assert "HTTP Error 503" in asking.ends(75, "--set", "recovery.wait_timeout=0.2").stderr
-    assert asking.status()["outputs"]["out"]["chunks_done"] == 1
+    assert asking.progress()["chunks_done"] == 1
     Server.answers.clear()
     completes(asking)
 
@@ -190,7 +190,7 @@ def test_what_an_encoder_raises(
     workplace.write_config("own:make", recovery__wait_timeout=0.2)
 
     ended = workplace.ends(code)
-    assert words in " ".join(ended.stderr.split())
+    assert words in ended.words
     assert len(workplace.named("quarantined")) == (code == 3)
     if code == 78:
         assert len(workplace.named("attempt_failed")) == 3

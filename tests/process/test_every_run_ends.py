@@ -12,17 +12,13 @@ TEXTS = [f"text {number}" for number in range(60)]
 BAD = 27
 
 DEEDS = (
-    "exit 1",
-    "exit 23",
     "exit 120",
     "signal 7",
     "signal 15",
     "quote GPU has fallen off the bus",
     # What is known (the device, the phase, free space) outweighs what is said.
     "say GPU has fallen off the bus",
-    "say No CUDA GPUs are available",
     "print CUDA error: uncorrectable ECC error encountered",
-    "print ModuleNotFoundError: No module named 'this'",
     "print OSError: [Errno 28] No space left on device",
 )
 
@@ -37,9 +33,7 @@ def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -
     workplace.write_config("deadly:make", chunk__size=20, encode__batch_size=8)
 
     workplace.gives(texts, bad=[BAD])
-    attempts = workplace.status()["attempts"]
-    print(f"| {deed} | {sum(attempts.values())} attempts: {attempts} |")
-    assert sum(attempts.values()) <= 15
+    assert sum(workplace.status()["attempts"].values()) <= 15
 
 
 def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> None:
@@ -75,7 +69,7 @@ def test_a_workdir_that_is_moved_or_removed_ends_the_run(
     if removed:
         shutil.rmtree(elsewhere)
     (workplace.folder / "waiting").touch()
-    (workplace.folder / "release").touch()
+    workplace.release()
     ended = finish(run, code=74)
     assert f"{workplace.workdir} was moved or removed while the run worked in it" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Workplace
+from harness import Workplace, events_in
 
 
 def prepare(workplace: Workplace, salt: str = "", **keys: object) -> None:
@@ -40,7 +40,7 @@ def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> No
     vectors they go on.
     """
     path = written(workplace)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = events_in(path)
     assert [len(line["vector"]) for line in lines] == [32] * 10
     assert {line["text"] for line in lines} <= {f"text {number}" for number in range(20)}
 
@@ -72,9 +72,8 @@ def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, 
         (workplace.folder / "expected.jsonl").write_text(content)
     prepare(workplace, model__expect="expected.jsonl")
     ended = workplace.does("run" if content is None else "plan", code=78)
-    told = " ".join((ended.stdout + ended.stderr).split())
-    assert "expected.jsonl" in told
-    assert words in told
+    assert "expected.jsonl" in ended.words
+    assert words in ended.words
 
 
 def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> None:
@@ -85,4 +84,4 @@ def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> N
     workplace.write_config("random_weights:drawn")
     ended = workplace.does("doctor", code=78)
     told = "two processes that load the model give the same text vectors that differ by"
-    assert told in " ".join(ended.stdout.split())
+    assert told in ended.words

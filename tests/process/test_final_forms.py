@@ -34,9 +34,7 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
     """float16 with a bad row: NaN, listed and told by code 3; retried it is whole; no other form is
     made of it.
     """
-    place = ScriptedWorkplace.make(
-        tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="float16"
-    )
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2, outputs__out__dtype="float16")
     place.lay("t1", "value_error!")
     place.ends(3)
     assert own_files(place) == {"out.npy", "out.json", "out.quarantined.jsonl"}
@@ -59,7 +57,7 @@ def test_the_manifest_says_which_text_was_encoded(tmp_path: Path) -> None:
     """Column, or template and condition: whoever finds a file a year later knows what its vectors
     are of.
     """
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS)
     place.ends(0)
     assert place.manifest()["text"] == {"column": "text"}
     text = {"template": "{text}!", "where": "text <> 't0'"}
@@ -73,7 +71,7 @@ def test_parquet(tmp_path: Path) -> None:
     without encoding.
     """
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     place.lay("t1", "value_error!")
     place.ends(3)
     calls = len(place.calls())
@@ -149,7 +147,7 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     """Rows that `where` leaves out are in no final; the table beside it says which row is which,
     also after `clean`.
     """
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     write_lines(place.source, SOURCE)
     set_form(place, {"where": "split = 'a'", "columns": ["id"]})
     place.gives([TEXTS[number] for number in KEPT])
@@ -257,7 +255,7 @@ def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.Mon
             assert made["quarantined_rows"] == len(rows)
             assert rows_in(place.workdir / f"{name}.quarantined.jsonl") == rows
     place.does("verify")
-    assert place.status()["outputs"]["out"]["quarantined"] == 4
+    assert place.progress()["quarantined"] == 4
     assert place.does("audit").stdout.count("4 rows encoded again; 0 differ") == 2
     with pytest.warns(chunkvisor.QuarantineWarning, match="8 rows have no vector"):
         report = chunkvisor.run(place.config_path)

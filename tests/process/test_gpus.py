@@ -10,6 +10,7 @@ import pytest
 
 from harness import Workplace, finish, local_engine_only, wait_for, write_program
 from scripted_workplace import ScriptedWorkplace
+from torchwords import oom
 
 TEXTS = [f"text {number}" for number in range(160)]
 FEW = [f"t{number}" for number in range(8)]
@@ -70,7 +71,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
 @pytest.fixture
 def place(smi: FakeSmi, tmp_path: Path) -> ScriptedWorkplace:
     """Two chunks on the fake GPU, the first worker of which crashes."""
-    made = ScriptedWorkplace.make(tmp_path / "place", FEW, chunk__size=4, device="cuda")
+    made = ScriptedWorkplace.make(tmp_path, FEW, chunk__size=4, device="cuda")
     made.lay("t0", "crash")
     return made
 
@@ -88,10 +89,9 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     """After a fault the GPU is full: the run waits, says who holds it, and goes on when it is free."""
     place.lay("t0", "wait_for_release")
     place.lay("t1", "crash")
-    process = place.begin()
-    wait_for(lambda: place.calls())
+    process = place.begin_to(1)
     smi.say(memory=8100, apps="77, /usr/bin/intruder, 8000")
-    (place.folder / "release").touch()
+    place.release()
     (busy,) = wait_for(lambda: place.named("warned"))
     assert "/usr/bin/intruder (pid 77)" in busy["text"]
     smi.say(memory=None, apps=None)
@@ -121,12 +121,11 @@ def test_a_gpu_that_stays_unfit_ends_the_run(
     place.lift("t0")
     place.lay("t4", "wait_for_release")
     place.lay("t5", "crash")
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 2)
+    process = place.begin_to(2)
     smi.say(**answers)
-    (place.folder / "release").touch()
+    place.release()
     assert words in finish(process, code=code).stderr
-    assert place.status()["outputs"]["out"]["chunks_done"] == 1
+    assert place.progress()["chunks_done"] == 1
     smi.say(**dict.fromkeys(answers))
     place.ends(0)
     assert place.calls()[-1] == FEW[4:]
@@ -153,17 +152,8 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace) -> N
 # --- out of memory, in torch's words
 
 
-def message(ours_gib: float, *others_gib: float) -> str:
-    """What torch says on a GPU of 8 GiB."""
-    others = "".join(
-        f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib)
-    )
-    return (
-        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB "
-        f"of which 0.10 GiB is free. {others}Including non-PyTorch memory, this process has "
-        f"{ours_gib:.2f} GiB memory in use. Of the allocated memory {ours_gib / 2:.2f} GiB is "
-        "allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but unallocated."
-    )
+LARGER = oom("0.50 GiB", "8.00 GiB", "0.10 GiB", "7.90 GiB")
+BY_A_NEIGHBOR = oom("0.50 GiB", "8.00 GiB", "0.10 GiB", "1.00 GiB", "6.90 GiB")
 
 
 @pytest.fixture
@@ -175,7 +165,7 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
 
 @pytest.mark.parametrize(
     ("said", "tries"),
-    [(message(7.9), 1), ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", 2)],
+    [(LARGER, 1), ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", 2)],
     ids=["figures", "none"],
 )
 def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tries: int) -> None:
@@ -191,7 +181,7 @@ def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, tr
 def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> None:
     """Torch names who holds what is missing: no text is blamed for it."""
     gpus.write_source(FEW)
-    kwargs = {"faulty": "every", "message": message(1.0, 6.9), "notes": str(gpus.folder)}
+    kwargs = {"faulty": "every", "message": BY_A_NEIGHBOR, "notes": str(gpus.folder)}
     gpus.write_config("gpus:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
     (gpus.folder / "full").touch()
     process = gpus.begin()

@@ -25,8 +25,7 @@ Begun = tuple[ScriptedWorkplace, subprocess.Popen[str]]
 def begun(folder: Path, **changes: Any) -> Begun:
     """A run that is in its fifth call, and waits in it."""
     place = made(folder, **changes)
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 5)
+    process = place.begin_to(5)
     return place, process
 
 
@@ -38,16 +37,11 @@ def made(folder: Path, **changes: Any) -> ScriptedWorkplace:
     return place
 
 
-def release(place: ScriptedWorkplace) -> None:
-    """Let the call go on."""
-    (place.folder / "release").touch()
-
-
 def check_resume(place: ScriptedWorkplace, *, lost: set[str]) -> None:
     """The next run ends well, with no text encoded twice but for these."""
-    release(place)
+    place.release()
     place.gives(TEXTS)
-    counts = Counter(text for call in place.calls() for text in call)
+    counts = Counter(place.encoded())
     assert {text for text, count in counts.items() if count > 1} <= lost
 
 
@@ -58,7 +52,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     place, process = begun(tmp_path / "place", recovery__grace="25s")
     process.terminate()
     wait_for(lambda: place.named("worker_leaving"))
-    release(place)
+    place.release()
     ended = finish(process, code=143)
     assert "Traceback" not in ended.stderr
     done = len(place.calls())
@@ -76,9 +70,7 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     """The run has ended by then; it loses the batch under way, and no other."""
     place, process = begun(tmp_path / "place", recovery__grace=1)
     process.terminate()
-    ended = finish(process)  # nobody lets the call go on
-
-    assert ended.returncode == 143, ended.stderr
+    finish(process, code=143)  # nobody lets the call go on
     assert [event["texts"] for event in place.named("batches_kept")] == [128]
     assert not place.named("attempt_failed")
     check_resume(place, lost=set(TEXTS[128:160]))
@@ -103,9 +95,8 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
     again goes on.
     """
     place = made(tmp_path / "place")
-    ended = place.apart("--stop-after", "3s")
+    ended = finish(place.begin("--stop-after", "3s"), code=75)
 
-    assert ended.returncode == 75, ended.stderr
     assert "stopped after 3 s, as --stop-after asks" in ended.stderr
     assert "Run the same command again to continue" in ended.stderr
     assert [event["signal"] for event in place.named("draining")] == ["--stop-after"]
@@ -116,9 +107,7 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "3 weeks"])
 def test_stop_after_wants_a_time(tmp_path: Path, text: str) -> None:
     """What is no time is a usage error that says what one looks like."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS[:8])
+    place = ScriptedWorkplace.make(tmp_path, TEXTS[:8])
 
-    ended = place.apart("--stop-after", text)
-
-    assert ended.returncode == 2
+    ended = place.ends(2, "--stop-after", text)
     assert '"90s", "10m" or "3h"' in ended.stderr

@@ -226,10 +226,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         outputs=outputs,
     )
     for name in outputs:
-        texts = [f"{name}{number}" for number in range(6)]
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        )
+        place.write_source([f"{name}{number}" for number in range(6)], name)
     place.lay("out5", "value_error!")
     place.lay("out1", "oom")
     place.lay("more1", "value_error!")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness import contents
 from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2"]
@@ -29,11 +30,8 @@ place = fixture_of(begun)
 def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     """All files of the workdir but the lock, and what tells the story of each run."""
     told = {"lock", "events.jsonl", "events.sums", "report.html", "runs"}
-    files = (path for path in place.workdir.rglob("*") if path.is_file())
-    paths = {path.relative_to(place.workdir): path for path in files}
-    return {
-        str(name): path.read_bytes() for name, path in paths.items() if told.isdisjoint(name.parts)
-    }
+    files = contents(place.workdir)
+    return {name: files[name] for name in files if told.isdisjoint(Path(name).parts)}
 
 
 @pytest.mark.parametrize(
@@ -121,13 +119,13 @@ def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) 
     """While the new run has no final file the old one stays; all texts are encoded anew, with or
     without the flag.
     """
-    final, before = (finished.workdir / "out.npy").read_bytes(), len(finished.encoded())
+    final, before = finished.final.read_bytes(), len(finished.encoded())
     texts = [*TEXTS[:2], "n0", "n1", "n2"]
     finished.write_source(texts)
     finished.lay("n2", "damage!")
     for flags in (["--from-scratch"], [], ["--from-scratch"]):
         finished.ends(75, *flags)
-        assert (finished.workdir / "out.npy").read_bytes() == final
+        assert finished.final.read_bytes() == final
     finished.lift("n2")
     finished.gives(texts)
     assert set(TEXTS[:2]) <= set(finished.encoded()[before:])
@@ -144,7 +142,7 @@ SIX = ["t0", "t1", "t2", "t0", "t0", "t3", "t4", "t5"]
 @pytest.fixture
 def of_old_torch(tmp_path: Path) -> ScriptedWorkplace:
     """An output of which the first two chunks were computed under the old torch."""
-    place = ScriptedWorkplace.make(tmp_path / "place", SIX)
+    place = ScriptedWorkplace.make(tmp_path, SIX)
     with_torch(place, "2.13.0")
     place.lay("t4", "damage!")
     place.ends(75)
@@ -194,6 +192,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused_by_all(tmp_path: Path, command: str, which: str) -> None:
     """A config that cannot work ends each of the three with 78."""
     changes, words = REFUSED[which]
-    place = ScriptedWorkplace.make(tmp_path / "place", ["t0"], **changes)
+    place = ScriptedWorkplace.make(tmp_path, ["t0"], **changes)
     ended = place.does(command, code=78)
-    assert words in " ".join((ended.stdout + ended.stderr).split())
+    assert words in ended.words

@@ -103,12 +103,12 @@ def test_a_container_is_continued(
     process.send_signal(number)
     if number is signal.SIGTERM:
         wait_for(lambda: workplace.named("draining"))
-        (workplace.folder / "release").touch()
+        workplace.release()
     ended = finish(container, POD["terminationGracePeriodSeconds"])
     assert (ended.returncode == 143) is (number is signal.SIGTERM), ended.stderr
     assert not any(each.is_running() for each in inside)
 
-    (workplace.folder / "release").touch()
+    workplace.release()
     ended = finish(start(), POD["terminationGracePeriodSeconds"], code=0)
     assert committed() == [0, 1, 2]
     workplace.has(TEXTS)

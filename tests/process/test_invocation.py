@@ -39,7 +39,7 @@ def test_open_invocation(tmp_path: Path) -> None:
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
     """The log of a run with a fault has every line that standard error had of it, and no secret."""
-    place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "t1", "t2", "t3"], chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, ["t0", "t1", "t2", "t3"], chunk__size=2)
     place.lay("t2", "crash")
     place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PGPASS="hush")
     ended = place.ends(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import local_engine_only, wait_for
+from harness import local_engine_only
 from scripted_workplace import ScriptedWorkplace
 
 MANY = [f"text {number}" for number in range(1000)]
@@ -20,14 +20,9 @@ def workplace(folder: Path, texts: list[str], **changes: object) -> ScriptedWork
     )
 
 
-def counts(place: ScriptedWorkplace) -> Counter[str]:
-    """How often each text was encoded."""
-    return Counter(text for call in place.calls() for text in call)
-
-
 def twice(place: ScriptedWorkplace) -> set[str]:
     """The texts that were encoded more than once."""
-    return {text for text, count in counts(place).items() if count > 1}
+    return {text for text, count in Counter(place.encoded()).items() if count > 1}
 
 
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
@@ -39,7 +34,7 @@ def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path
 
     place.gives(MANY, bad=[777])
     assert len(place.named("attempt_started")) <= 8
-    encoded = counts(place)
+    encoded = Counter(place.encoded())
     del encoded["text 777"]
     assert sum(encoded.values()) <= 1.1 * 999
 
@@ -67,8 +62,7 @@ def test_a_run_that_ends_at_once_keeps_its_batches(tmp_path: Path, ended_by: str
         assert place.apart().returncode != 0
     else:
         place.lay("text 150", "wait")
-        process = place.begin()
-        wait_for(lambda: len(place.calls()) == 5)
+        process = place.begin_to(5)
         assert place.stop(process).returncode == 143
     place.gives(texts)
     assert twice(place) <= set(texts[128:160])

@@ -21,7 +21,7 @@ KEPT = "finished work is kept"
 @pytest.fixture
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """Twelve texts in three chunks; a fault is taken for a text's doing at once."""
-    return ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, recovery__attempts=1)
+    return ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=4, recovery__attempts=1)
 
 
 @pytest.mark.parametrize(("fault", "empty"), [("kill_worker!", True), ("crash!", False)])
@@ -95,19 +95,17 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
     afterwards it does.
     """
     place.lay("t0", "wait_for_release")
-    run = place.begin()
-    wait_for(place.calls)
+    run = place.begin_to(1)
     kill(run)
     assert KEPT not in place.does("status").stdout
     place.lay("t0", "wait")
-    run = place.begin()
-    wait_for(lambda: len(place.calls()) == 2)
+    run = place.begin_to(2)
     ended = place.stop(run)
     assert ended.returncode == 143, ended.stderr
     assert "Run the same command again to continue.\n" in ended.stderr
     place.lay("t4", "wait")
-    run = place.begin()
-    wait_for(lambda: len(place.calls()) == 4 and place.named("chunk_committed"))
+    run = place.begin_to(4)
+    wait_for(lambda: place.named("chunk_committed"))
     kill(run)
     killed = f"its process was killed, the machine went down, or the disk was full; {KEPT}\n"
     assert f"stopped: {killed}" in place.does("status").stdout
@@ -122,7 +120,7 @@ def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) 
     ended = place.stop(run)
     place_of_row = f"out row 1 ({place.source}:2)"
     assert f"without a vector so far: {place_of_row}" in ended.stderr
-    stopped = place.status()["outputs"]["out"]
+    stopped = place.progress()
     assert stopped["quarantined"] == 1
     screen = place.does("status").stdout
     done = f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks"

@@ -57,7 +57,7 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
     """Only we may enter the state, under every umask; final files are as the umask says; the
     workdir lets others in.
     """
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, chunk__keep=True)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2, chunk__keep=True)
     place.lay("t1", "value_error!")
     before = os.umask(umask)
     try:

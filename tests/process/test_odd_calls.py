@@ -112,8 +112,7 @@ def test_without_proc(
     """Where /proc is not mounted, as in some chroots, a command that needs it says so with 69."""
     monkeypatch.setattr("chunkvisor.child._PROC", Path("/proc/none"))
     names = {"config": finished.config_path, "work": finished.workdir}
-    ended = finished.call(*command.format(**names).split())
-    assert ended.returncode == 69, ended
+    ended = finished.call(*command.format(**names).split(), code=69)
     assert "/proc is not mounted" in ended.stderr
 
 

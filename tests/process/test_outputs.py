@@ -44,7 +44,7 @@ def begin_update(place: ScriptedWorkplace) -> None:
 
 
 LEFT: dict[str, Callable[[ScriptedWorkplace], object]] = {
-    "touched": lambda place: (place.workdir / "out.npy").touch(),
+    "touched": lambda place: place.final.touch(),
     "no manifest": lambda place: (place.workdir / "out.json").unlink(),
     "no record": lambda place: (place.hidden / "outputs/out/final.json").unlink(),
     "publishing": lambda place: (place.hidden / "outputs/out/publishing.json").touch(),
@@ -133,7 +133,7 @@ def test_lost_plan(tmp_path: Path, damage: Callable[[Path], None], reused: bool)
 
 def test_refused_before_anything_is_touched(place: ScriptedWorkplace) -> None:
     """A damaged final file stays where it is if the config is another one than before."""
-    flip(place.workdir / "out.npy")
+    flip(place.final)
     before = {path: path.read_bytes() for path in place.workdir.glob("out*")}
     place.ends(78, "--set", "encode.prompt=x")
     assert {path: path.read_bytes() for path in place.workdir.glob("out*")} == before
@@ -182,7 +182,7 @@ def test_shared_texts_are_encoded_once(
     assert sorted(place.encoded()) == sorted({*TEXTS, *second})
     place.has(second, name="more", **keys)
     assert "will have a vector" in ended.stderr
-    assert place.status()["outputs"]["out"]["rows_done"] == len(TEXTS)
+    assert place.progress()["rows_done"] == len(TEXTS)
 
 
 def test_a_shared_text_is_bad(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.load import from_values
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Draining, Event, Halted, OutputOpened, Quarantined, RunEnded
 from chunkvisor.events.state import Progress, RunState
@@ -19,7 +19,7 @@ from chunkvisor.show.notices import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
-from harness import Workplace, wait_for
+from harness import Workplace, contents, wait_for
 from late import Late, needs
 
 SECRET = "s3cr3t-of-the-address"
@@ -82,27 +82,13 @@ def test_two_jobs_in_one_folder_do_not_collide(tmp_path: Path) -> None:
     assert len(samples) == len(set(samples)) >= 2 * len(METRICS) - 10
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    """Metrics need a folder, and the run is refused before it works."""
-    with pytest.raises(Halt, match="there is no folder"):
-        require_extras(config(tmp_path, metrics={"textfile": "nowhere/m.prom"}))
-
-
-def config(tmp_path: Path, **keys: Any) -> Config:
-    """A config with these keys."""
-    values = {
-        "workdir": "w",
-        "model": {"name": "m"},
-        "outputs": {"o": {"source": "s.csv", "column": "c"}},
-    }
-    return Config.model_validate({**values, **keys}, context={"folder": tmp_path})
-
-
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the library of a key is not installed, the run is refused with the extra to install."""
     monkeypatch.setattr(session, "find_spec", lambda name: None)
+    outputs = {"o": {"source": "s.csv", "column": "c"}}
+    values = {"workdir": "w", "model": {"name": "m"}, "outputs": outputs, "notify": ["json://h"]}
     with pytest.raises(Halt) as refused:
-        require_extras(config(tmp_path, notify=["json://h"]))
+        require_extras(from_values(values, tmp_path))
     assert "apprise" in refused.value.what
     assert ".[notify]" in refused.value.remedy
 
@@ -166,8 +152,7 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
     types = [notice["type"] for notice in receiver.got]
     assert types == (["warning", "warning"] if plan else ["success"])
     assert ("do:  " if plan else "out: 8 rows") in receiver.got[-1]["message"]
-    files = [path for path in workplace.workdir.rglob("*") if path.is_file()]
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET.encode() not in b"".join(contents(workplace.workdir).values())
     assert SECRET not in ended.stdout + ended.stderr
     record = workplace.hidden / "runs" / "latest" / "notices.jsonl"
     assert record.read_text().count('"not delivered to all"') == len(titles)

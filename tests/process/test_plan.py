@@ -75,7 +75,7 @@ def test_beside_a_finished_run(workplace: Workplace) -> None:
         0.0,
     )
     assert found["texts_per_s"] > 0
-    assert found["final_disk_bytes"] == (workplace.workdir / "out.npy").stat().st_size
+    assert found["final_disk_bytes"] == workplace.final.stat().st_size
     assert tree(workplace.workdir) == before
 
 
@@ -169,7 +169,7 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
 def test_an_automatic_size_of_chunks_is_fixed_by_the_first_run(tmp_path: Path) -> None:
     """`plan` proposes with the reason, the first run takes that size, and no later rate changes it."""
     texts = [f"t{number}" for number in range(520)]
-    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto", chunk__keep=True)
+    place = ScriptedWorkplace.make(tmp_path, texts, chunk__size="auto", chunk__keep=True)
     figures = plan_of(place)["outputs"]["out"]
     assert (figures["chunk_size"], figures["chunks"]) == (500, 2)
     assert "2 of 500 texts; usual for cpu" in place.does("plan").stdout

@@ -19,7 +19,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Parts
 from chunkvisor.store.reuse import ledger_of
 from damaged import flip
-from harness import SOAK_SEED, Ended, expected, local_engine_only
+from harness import SOAK_SEED, Ended, expected, halts, local_engine_only
 from killed import killed_anywhere
 from scripted_workplace import ScriptedWorkplace
 
@@ -84,7 +84,7 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
     outcomes = {each["row"]: each["outcome"] for each in place.manifest()["quarantined"]}
     crashed = dict.fromkeys((SEGFAULT, AGAIN, VALUE_ERROR), "crashed")
     assert outcomes == {**crashed, ASSERT: "device_fault", NAN: "bad_output"}
-    assert place.status()["outputs"]["out"]["quarantined"] == 5
+    assert place.progress()["quarantined"] == 5
     chunks = re.findall(r"out chunk (\d+): looking for the text that fails", ended.stderr)
     assert sorted(chunks) == ["1", "3", "5", "8"], (
         "the steps of a search are read from one line of the view"
@@ -100,12 +100,13 @@ def test_retry_computes_the_bad_texts_only(
     place = thousand[0].copy(tmp_path / "place")
     place.lift(*(THOUSAND[row] for row in (SEGFAULT, ASSERT, VALUE_ERROR)))
     calls = len(place.calls())
+    done = len(place.encoded())
     assert "4 texts to try again" in place.does("retry").stdout
     status = place.does("status").stdout
     assert status.startswith("stopped: the next run tries the rows without a vector again\n")
     assert "NaN" not in status
     quarantines(place, THOUSAND, [NAN])
-    computed = Counter(text for call in place.calls()[calls:] for text in call)
+    computed = Counter(place.encoded()[done:])
     control = computed.keys() - {f"t{row}" for row in POISON}
     assert len(control) <= 1  # a text that is known to be good, before one is blamed again
     # A vector that is bad again is looked at once more, after a canary.
@@ -137,7 +138,7 @@ def few(folder: Path, texts: list[str] = FEW, **changes: Any) -> ScriptedWorkpla
 
 def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
     """A vector that is bad only in company is computed alone, and the row is not in quarantine."""
-    place = few(tmp_path / "place")
+    place = few(tmp_path)
     place.lay("t5", "nan_beside!")
     place.gives(FEW)
     assert place.calls()[-1] == ["t5"]
@@ -148,14 +149,14 @@ def test_on_bad_row_fail(tmp_path: Path) -> None:
     """`recovery.on_bad_row: fail` ends the run at the first bad text with 78, and names file and
     line.
     """
-    place = few(tmp_path / "place", recovery__on_bad_row="fail")
+    place = few(tmp_path, recovery__on_bad_row="fail")
     place.lay("t5", "value_error!")
     ended = place.ends(78)
     last_words = ended.stderr[ended.stderr.index("chunkvisor: ") :]
     assert f"{place.source}:6" in last_words
     assert "this text is beyond me" in last_words
     assert "on_bad_row: quarantine" in last_words
-    assert not (place.workdir / "out.npy").exists()
+    assert not place.final.exists()
     quarantines(place, FEW, [5], "--set", "recovery.on_bad_row=quarantine")
 
 
@@ -163,7 +164,7 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     """More bad texts than `recovery.max_bad_rows` end the run with 78; with a higher limit it goes
     on from there.
     """
-    place = few(tmp_path / "place", recovery__max_bad_rows=2)
+    place = few(tmp_path, recovery__max_bad_rows=2)
     place.lay(("t1", "t5", "t6"), "nan!")
     ended = place.ends(78)
     assert "3 texts cannot be encoded" in ended.stderr
@@ -182,7 +183,7 @@ def test_limit_counts_texts(tmp_path: Path) -> None:
     works as printed.
     """
     rows = ["t0", " ", " ", "t2", " ", "t3"]
-    place = few(tmp_path / "place", rows, recovery__max_bad_rows=1)
+    place = few(tmp_path, rows, recovery__max_bad_rows=1)
     place.lay(" ", "nan!")
     ended = quarantines(place, rows, [1, 2, 4])
     assert "the text is blank" in ended.stderr
@@ -194,7 +195,7 @@ def test_every_text_is_bad(tmp_path: Path) -> None:
     """Where no text can be encoded there is no dimension and no file: the run ends with 78, and so
     does the next.
     """
-    place = few(tmp_path / "place", ["t0", "t1"])
+    place = few(tmp_path, ["t0", "t1"])
     place.lay(("t0", "t1"), "value_error!")
     for _ in range(2):
         ended = place.ends(78)
@@ -208,11 +209,11 @@ def test_parts_that_are_given_up(tmp_path: Path) -> None:
     """Parts that fail for no text's sake are given up for this run; the rest of their chunk is done
     all the same.
     """
-    place = few(tmp_path / "place")
+    place = few(tmp_path)
     place.lay("t0", "crash!")
     place.lay(("t1", "t3"), "damage!")
     assert "not complete: out chunk 0 failed in every try" in place.ends(75).stderr
-    assert place.status()["outputs"]["out"]["chunks_done"] == 1
+    assert place.progress()["chunks_done"] == 1
     before = len(place.encoded())
     place.lift("t1", "t3")
     quarantines(place, FEW, [0])
@@ -224,7 +225,7 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     record in words.
     """
     texts = [f"t{number}" for number in range(64)]
-    place = few(tmp_path / "place", texts, chunk__size=64, recovery__attempts=3)
+    place = few(tmp_path, texts, chunk__size=64, recovery__attempts=3)
     place.lay(texts, "crash!")
     ended = place.ends(69)
     assert len(place.named("attempt_failed", "part_failed")) <= 64
@@ -256,7 +257,7 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
     told = "chunkvisor.events.journal:Journal.write"
     for place in killed_anywhere(template, tmp_path / "each", "after", "9:a", told, code=3, **keys):
         check_quarantine(place, [1, 6])
-        assert (place.workdir / "out.npy").read_bytes() == (whole.workdir / "out.npy").read_bytes()
+        assert place.final.read_bytes() == whole.final.read_bytes()
 
 
 @local_engine_only
@@ -264,7 +265,7 @@ def test_killed_after_parts_came_out_of_order(tmp_path: Path) -> None:
     """Of a chunk whose last texts were stored before its first ones, the next run goes on with what
     is missing.
     """
-    place = few(tmp_path / "place", FEW[:4])
+    place = few(tmp_path, FEW[:4])
     place.lay("t1", "nan_beside")
     place.lay("t2", "nan kill_both nan")
     assert place.apart().returncode == -signal.SIGKILL
@@ -306,7 +307,7 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A part that turns out damaged when its chunk is put together is computed again by the same
     run.
     """
-    place = few(tmp_path / "place", FEW[:4])
+    place = few(tmp_path, FEW[:4])
     place.lay("t3", "value_error!")
     forget_damaged = Parts.forget_damaged
     damaged = list[int]()
@@ -334,7 +335,7 @@ def test_bad_vectors_are_looked_at_once_more_together(tmp_path: Path, bad: int) 
     alone in its batch.
     """
     texts = [f"t{row}" for row in range(1000)]
-    place = few(tmp_path / "place", texts, chunk__size=1000, recovery={"max_bad_rows": 1000})
+    place = few(tmp_path, texts, chunk__size=1000, recovery={"max_bad_rows": 1000})
     rows = [row for row in range(1000) if row * bad // 1000 != (row + 1) * bad // 1000]
     place.lay((texts[row] for row in rows), "nan!")
     place.gives(texts, bad=rows)
@@ -346,14 +347,14 @@ def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) 
     dtype.
     """
     texts = [f"t{row}" for row in range(1000)]
-    place = few(tmp_path / "place", texts, chunk__size=1000)
+    place = few(tmp_path, texts, chunk__size=1000)
     place.lay(texts[::2], "nan!")
     ended = place.ends(78)
     assert "500 texts cannot be encoded" in ended.stderr
     assert "500 of the 1,000 texts of chunk 0 have bad vectors" in ended.stderr
     assert "model.dtype float32" in ended.stderr
     assert len(place.named("attempt_started")) <= 3
-    assert place.status()["outputs"]["out"]["rows_done"] == 500
+    assert place.progress()["rows_done"] == 500
 
 
 # ------------------------------------------------------------------------------- no file, and no word of success
@@ -366,15 +367,14 @@ def test_refused_texts_are_tried_again(tmp_path: Path) -> None:
     texts = ["t0", "t1", "t2"]
     other = {"source": "rows.jsonl", "template": "{text}!"}
     both = {"outputs__other": other, "combine": {"both": ["out", "other"]}}
-    place = few(tmp_path / "place", texts, **both, recovery__attempts=3)
+    place = few(tmp_path, texts, **both, recovery__attempts=3)
     place.lay(texts, "bad_input!")
     for _ in range(3):
         ended = place.ends(78)
         assert "none of its texts can be encoded" in ended.stderr
         assert "retry" not in ended.stderr
-    with pytest.raises(chunkvisor.ChunkvisorError) as refused:
+    with halts(78):
         chunkvisor.run(place.config_path, progress=False)
-    assert refused.value.code == 78
     place.lift(*texts)
     place.gives(texts)
     assert place.vectors("both").shape == (3, 16)
@@ -392,7 +392,7 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
     place.lift("t3")
     if committed:
         place.ends(3, "--set", "chunk.keep=true")
-        (place.workdir / "out.npy").unlink()
+        place.final.unlink()
         (place.workdir / "out.json").unlink()
     else:
         # As a run leaves it that is killed when the last text of a chunk has its vector, before the commit.
@@ -408,12 +408,12 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
 
 def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose final file is removed while it ends does not say that it is complete."""
-    place = few(tmp_path / "place", FEW[:4])
+    place = few(tmp_path, FEW[:4])
     really = publish.publish
 
     def publish_in_vain(*found: Any) -> None:
         really(*found)
-        (place.workdir / "out.npy").unlink()
+        place.final.unlink()
 
     monkeypatch.setattr(finish, "publish", publish_in_vain)
     assert "out has no final file" in place.ends(75).stderr

@@ -13,7 +13,17 @@ import pytest
 
 import chunkvisor
 from docpages import blocks
-from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder, path_with, said_by
+from harness import (
+    ENCODERS,
+    ROOT,
+    STAND_IN,
+    Workplace,
+    expected,
+    halts,
+    model_folder,
+    path_with,
+    said_by,
+)
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -76,11 +86,8 @@ def test_other_texts_in_the_same_workdir() -> None:
     begin anew.
     """
     encode(["one"], workdir="w")
-    with pytest.raises(
-        chunkvisor.ChunkvisorError, match="same number of rows, other content"
-    ) as caught:
+    with halts(78, "same number of rows, other content") as caught:
         encode(["two"], workdir="w")
-    assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
@@ -176,9 +183,8 @@ def test_interrupted_work_goes_on() -> None:
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is not a text is refused by its index, and leaves nothing behind."""
-    with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
+    with halts(78, words):
         encode(texts, workdir="w")
-    assert caught.value.code == 78
     assert list((tmp_path / "w").glob("*")) == []
 
 
@@ -235,9 +241,8 @@ def test_nothing_is_kept_without_a_workdir(tmp_path: Path) -> None:
     assert "were in a temporary folder, which is removed" in caught.value.remedy
     assert str(tmp_path / "tmp") not in str(caught.value)
     assert "No module named 'no_such_module'" in "\n".join(caught.value.__notes__)
-    with pytest.raises(chunkvisor.ChunkvisorError) as stopped:
+    with halts(75) as stopped:
         encode(["a", "b"], chunk_size=1, stop_after=1e-9)
-    assert stopped.value.code is chunkvisor.ExitCode.TRY_AGAIN
     assert "continue" not in stopped.value.remedy
     assert "kept" not in stopped.value.remedy
 
@@ -255,9 +260,8 @@ def test_nothing_is_kept_without_a_workdir(tmp_path: Path) -> None:
 )
 def test_an_unknown_argument_is_named(argument: str, hint: str) -> None:
     """An argument that `encode` does not have is refused with what to use in its place."""
-    with pytest.raises(chunkvisor.ChunkvisorError) as caught:
+    with halts(78) as caught:
         encode(["a"], **dict[str, Any]({argument: True}))
-    assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert caught.value.what.startswith(f"encode has no argument {argument}; {hint}")
 
 
@@ -286,7 +290,7 @@ def test_run_reports(workplace: Workplace) -> None:
     with pytest.warns(chunkvisor.QuarantineWarning):
         report = chunkvisor.run(workplace.config_path, set=["chunk.size=2"])
     out = report.outputs["out"]
-    assert out.path == workplace.workdir / "out.npy"
+    assert out.path == workplace.final
     assert (out.manifest["rows"], report.quarantined) == (3, 1)
     assert (out.quarantined[0].row, out.quarantined[0].place) == (1, f"{workplace.source}:2")
     assert out.vectors().shape == (3, 8)

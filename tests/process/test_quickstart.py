@@ -1,13 +1,12 @@
 """The quickstart's own scripts: what they harvest, link and print."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from harness import ROOT, said_by
+from harness import ROOT, events_in, said_by
 
 
 def script(name: str, *arguments: str | Path) -> str:
@@ -21,7 +20,7 @@ def test_harvest_and_neighbors(tmp_path: Path) -> None:
     """
     harvest = tmp_path / "docstrings.jsonl"
     script("harvest.py", "--out", harvest)
-    rows = [json.loads(line) for line in harvest.read_text("utf-8").splitlines()]
+    rows = events_in(harvest)
     names = [row["name"] for row in rows]
     assert 1000 <= len(rows) <= 1500
     assert names == sorted(set(names))

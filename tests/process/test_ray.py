@@ -127,7 +127,7 @@ def test_a_node_dies_and_another_joins(
 
     cluster.kill(place.named("node_joined")[device]["node"])
     wait_for(lambda: place.named("attempt_failed"))
-    (place.folder / "release").touch()
+    place.release()
     ended = finish(run, code=0)
     place.has(TEXTS)
     assert [event["outcome"] for event in place.named("attempt_failed")] == ["lost"]
@@ -146,7 +146,7 @@ def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: Local
     kill(run)
 
     wait_for(lambda: not bridges() and not agents())
-    (place.folder / "release").touch()
+    place.release()
     place.gives(TEXTS)
     assert len(place.named("chunk_committed")) == 6
 
@@ -162,7 +162,7 @@ def test_a_killed_bridge_ends_the_run(place: Workplace, cluster: LocalCluster) -
     bridge.kill()
     finish(run, code=75)
 
-    (place.folder / "release").touch()
+    place.release()
     place.gives(TEXTS)
 
 
@@ -182,11 +182,10 @@ def test_a_broken_node_is_left_out(
     kwargs = {"notes": str(place.folder)}
     configure(place, cluster, "broken_node:make", model__kwargs=kwargs, recovery__attempts=2)
 
-    ended = place.run()
+    ended = place.ends(0)
 
     (dropped,) = place.named("device_dropped")
     cluster.kill(dropped["device"])
-    assert ended.returncode == 0, ended.stderr
     place.has(texts)
     assert not place.named("chunk_split", "quarantined", "chunk_set_aside")
     assert len(place.named("attempt_failed")) >= 3

@@ -66,7 +66,7 @@ def report(place: ScriptedWorkplace) -> Page:
 @pytest.fixture
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """Three chunks."""
-    return ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4)
+    return ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=4)
 
 
 def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:

@@ -64,7 +64,7 @@ def test_tuning_may_change(tmp_path: Path, change: str) -> None:
     """What only changes how the work is done may change at a resume; only what is missing is
     computed.
     """
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2, recovery__attempts=1)
     place.lay("t0", "damage!")
     place.ends(75)
     place.lift("t0")

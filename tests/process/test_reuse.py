@@ -61,7 +61,7 @@ def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     place.lay("y", "crash!")
     place.ends(78, "--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
     assert times(other.workdir) == before
-    (other.workdir / "out.npy").unlink()
+    other.final.unlink()
     place.lift("y")
     calls = len(place.encoded())  # a text that was taken over may have been the canary
     place.gives(SECOND)
@@ -125,7 +125,7 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
         tmp_path / "fresh", NEW_TEXTS, chunk__size=3, outputs__out__dtype=after
     )
     fresh.ends(0)
-    assert (place.workdir / "out.npy").read_bytes() == (fresh.workdir / "out.npy").read_bytes()
+    assert place.final.read_bytes() == fresh.final.read_bytes()
     place.does("verify")
     assert "complete already" in place.ends(0).stderr
 

@@ -30,7 +30,7 @@ from chunkvisor_worker.lengths import TokenCounter
 from chunkvisor_worker.model import LoadLog, load_model
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.tokenizer import WrongModelError
-from harness import ROOT, Workplace
+from harness import ROOT, Workplace, halts
 
 pytestmark = pytest.mark.model
 
@@ -447,7 +447,9 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         r"leaves empty: scale.*written by version 4\.41\.2.*transformers==4\.49\.0 ",
     ),
     "activation from outside": (
-        lambda folder: kinds.dense(folder, "own.activations.Wave"),
+        kinds.configured(
+            kinds.dense, "2_Dense/config.json", activation_function="own.activations.Wave"
+        ),
         {},
         "activation own.activations.Wave.*2_Dense/config.json.*Tanh.*trust_remote_code",
     ),
@@ -730,11 +732,10 @@ def test_a_pointer_of_git_lfs(tmp_path: Path) -> None:
         for file in read:
             content = file.read_bytes()
             file.write_bytes(pointer)
-            with pytest.raises(Halt) as caught:
+            with halts(78) as caught:
                 doubts(path, encode={"task": "query"})
             assert str(file.relative_to(path)) in str(caught.value)
             assert "`git lfs pull`" in caught.value.remedy
-            assert caught.value.code == 78
             file.write_bytes(content)
 
 
@@ -766,9 +767,8 @@ def test_a_prompt_that_the_model_does_not_have(
     count.
     """
     path = kinds.bert(tmp_path, prompts=prompts)
-    with pytest.raises(Halt) as refused:
+    with halts(78) as refused:
         doubts(path, **sections)
-    assert refused.value.code == 78
     assert re.search(words, str(refused.value).replace("\n", " "))
     assert not doubts(path, model={"kwargs": {"prompts": {"query": ""}}})
 
@@ -799,9 +799,7 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
     """
     configure(job, kinds.qodo(tmp_path))
     for command in ("plan", "doctor", "run"):
-        ended = job.call(command, str(job.config_path))
-        said = " ".join((ended.stdout + ended.stderr).split())
-        assert ended.returncode == 78, said
+        said = job.does(command, code=78).words
         assert "brings Python code (modeling_qwen.py, tokenization_qwen.py)" in said
         assert "Then set `model.trust_remote_code: true`" in said
     assert not list(job.workdir.rglob("attempts/*"))
@@ -829,9 +827,9 @@ def test_a_dtype_that_overflows_is_named(job: Workplace, tmp_path: Path) -> None
     """
     path = kinds.encoder("Bert", initializer_range=1000.0)(tmp_path)
     configure(job, path, model__dtype="float16")
-    ended = " ".join(job.ends(78).stderr.split())
-    assert f"{path} computes in float16" in ended
-    assert "set model.dtype to float32" in ended
+    said = job.ends(78).words
+    assert f"{path} computes in float16" in said
+    assert "set model.dtype to float32" in said
 
     configure(job, path, model__dtype="float32")
     job.ends(0, "--from-scratch")
@@ -848,13 +846,13 @@ def test_padding_that_changes_vectors_ends_run_and_doctor(
     configure(job, path, workers__start=start)
     commands = ("doctor", "run") if start == "fresh" else ("run",)  # the doctor starts all alike
     for command in commands:
-        ended = job.call(command, str(job.config_path), code=78)
+        ended = job.does(command, code=78)
         assert TO_THE_RIGHT in offered(ended.stdout + ended.stderr)
     assert sum(event["event"] == "attempt_failed" for event in job.events()) == 1
 
     configure(job, path, workers__start=start, encode__batch_size=1)
     for command in commands:
-        job.call(command, str(job.config_path), code=0)
+        job.does(command)
 
 
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from chunkvisor.cli import main
 from chunkvisor_worker.contract.secrets import hide
-from harness import Ended, Workplace, local_engine_only
+from harness import Ended, Workplace, contents, local_engine_only
 
 pytestmark = local_engine_only
 
@@ -29,12 +29,8 @@ ENVIRONMENT = {"HF_TOKEN": SECRETS["of the environment"]}
 
 def leaks(place: Workplace, *ended: Ended) -> list[str]:
     """Where "S3CR3T" stands, but for the config."""
-    files = [path for path in place.folder.rglob("*") if path.is_file()]
-    found = [
-        str(path.relative_to(place.folder))
-        for path in files
-        if path != place.config_path and b"S3CR3T" in path.read_bytes()
-    ]
+    files = contents(place.folder).items()
+    found = [name for name, data in files if b"S3CR3T" in data and name != place.config_path.name]
     return found + [each.stdout + each.stderr for each in ended if "S3CR3T" in str(each)]
 
 

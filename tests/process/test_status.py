@@ -16,7 +16,7 @@ TEXTS = ["t0", "t1", "t0", "t2", "t3", "t3"]
 @pytest.fixture
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """Two chunks; the second waits for ever."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, recovery__attempts=1)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2, recovery__attempts=1)
     place.lay("t2", "wait!")
     return place
 
@@ -25,8 +25,8 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     """A run is `running` while it lives, `stopped` once it is killed or told to stop, and
     `complete` at the end.
     """
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 2 and place.status()["attempts"])
+    process = place.begin_to(2)
+    wait_for(lambda: place.status()["attempts"])
     live = place.status()
     assert live["state"] == "running"
     assert live["pid"] == process.pid
@@ -64,8 +64,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert (told["ok"], told["complete"], told["files"]) == (True, False, 1)
     assert told["unfinished"]["out"]["rows_done"] == 3
 
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 3)
+    process = place.begin_to(3)
     assert place.status()["state"] == "running"
     place.stop(process)
     assert place.status()["state"] == "stopped"
@@ -107,8 +106,7 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
     """It cannot be asked whether it lives: `status` says where it was, and how long ago it last
     told of anything.
     """
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 2)
+    process = place.begin_to(2)
     kill(process)
     lock = Layout(place.workdir).lock
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
@@ -127,8 +125,7 @@ def test_a_path_without_a_name_is_no_workdir(
     is.
     """
     monkeypatch.chdir(tmp_path)
-    ended = ScriptedWorkplace(tmp_path).call(command, ".")
-    assert ended.returncode == 78, ended.stderr
+    ended = ScriptedWorkplace(tmp_path).call(command, ".", code=78)
     assert ". is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
 

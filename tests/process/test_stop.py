@@ -29,11 +29,6 @@ def waiting(workplace: Workplace) -> subprocess.Popen[str]:
     return process
 
 
-def release(workplace: Workplace) -> None:
-    """Let the second chunk be finished."""
-    (workplace.folder / "release").touch()
-
-
 def committed(workplace: Workplace) -> set[int]:
     """The chunks that are committed; which of two was ready first is left to chance."""
     return {event["chunk"] for event in workplace.named("chunk_committed")}
@@ -41,7 +36,7 @@ def committed(workplace: Workplace) -> set[int]:
 
 def check_resume(workplace: Workplace) -> None:
     """The same command goes on, does no chunk again, and ends with the right vectors."""
-    release(workplace)
+    workplace.release()
     workplace.gives(TEXTS)
     assert committed(workplace) == {0, 1, 2}
     assert len(workplace.named("chunk_committed")) == 3
@@ -59,7 +54,7 @@ def test_first_signal_drains(
     before = committed(workplace)
     waiting.send_signal(number)
     wait_for(lambda: workplace.named("draining"))
-    release(workplace)
+    workplace.release()
     ended = finish(waiting, code=code)
     assert f"stopped by {number.name}" in ended.stderr
     assert "Run the same command again" in ended.stderr
@@ -76,7 +71,7 @@ def test_hangup_is_ignored(workplace: Workplace, waiting: subprocess.Popen[str])
     """A closed terminal does not end the run."""
     worker = psutil.Process(waiting.pid).children()
     waiting.send_signal(SIGHUP)
-    release(workplace)
+    workplace.release()
     finish(waiting, code=0)
     assert worker
     workplace.has(TEXTS)
@@ -95,16 +90,3 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
     process.send_signal(SIGTERM)
     finish(process, code=143)
     assert workplace.status()["state"] == "stopped"
-
-
-def test_killed_supervisor_takes_its_workers_along(
-    workplace: Workplace, waiting: subprocess.Popen[str]
-) -> None:
-    """Workers end with a supervisor that had no time to end them, and the next run goes on."""
-    workers = psutil.Process(waiting.pid).children(recursive=True)
-    waiting.kill()
-    waiting.communicate()
-    assert workers
-    assert not psutil.wait_procs(workers, timeout=60)[1]
-    assert workplace.status()["state"] == "stopped"
-    check_resume(workplace)

@@ -23,7 +23,7 @@ Open = Callable[..., Terminal]
 @pytest.fixture
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """Four chunks; the third waits until it is released."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     place.lay("t4", "wait_for_release")
     return place
 
@@ -38,14 +38,9 @@ def opened(place: ScriptedWorkplace) -> Iterator[Open]:
         return terminals[-1]
 
     yield open_terminal
-    release(place)
+    place.release()
     for terminal in terminals:
         terminal.close()
-
-
-def release(place: ScriptedWorkplace) -> None:
-    """Let the third chunk go on."""
-    (place.folder / "release").touch()
 
 
 def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[str]:
@@ -74,7 +69,7 @@ def test_live_view(place: ScriptedWorkplace, opened: Open) -> None:
     assert any(line.startswith(("━", "─")) and line.endswith(" %") for line in screen), screen
     assert any(" of 8 rows" in line for line in screen)
     assert any("crashed" in line for line in terminal.everything())
-    release(place)
+    place.release()
     assert terminal.finish() == 0
     left = terminal.everything()
     assert not [line for line in left if line.startswith(("computing, ", "CPU:", "note:", "━"))]
@@ -89,7 +84,7 @@ def test_live_view(place: ScriptedWorkplace, opened: Open) -> None:
 def test_dumb_terminal(place: ScriptedWorkplace, opened: Open) -> None:
     """A terminal that cannot move its cursor gets lines, and no escape sequence."""
     terminal = opened("run", str(place.config_path), columns=200, TERM="dumb")
-    release(place)
+    place.release()
     assert terminal.finish() == 0
     assert b"\x1b" not in terminal.written
     lines = [line for line in terminal.everything() if place.folder.name not in line]
@@ -105,7 +100,7 @@ def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
     half_way(place, terminal.look)
     terminal.type(b"\x03")
     terminal.wait_for("stopping: ")
-    release(place)
+    place.release()
     assert terminal.finish() == 130
     left = terminal.look()
     assert not [line for line in left if line.startswith("stopping: ")]
@@ -118,7 +113,7 @@ def test_pipe(place: ScriptedWorkplace) -> None:
     words at the end.
     """
     place.lay("t0", "crash")
-    release(place)
+    place.release()
     ended = place.apart()
     assert (ended.returncode, ended.stdout) == (0, "")
     assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), (
@@ -133,7 +128,7 @@ def test_quiet(place: ScriptedWorkplace, fault: str, code: int) -> None:
     codes are the same.
     """
     place.lay("t0", fault)
-    release(place)
+    place.release()
     ended = place.ends(code, "--quiet")
     assert [line.partition("finished")[0][-12:] for line in ended.stderr.splitlines()[1:2]] == [
         "chunkvisor: "
@@ -146,7 +141,7 @@ def test_json(place: ScriptedWorkplace) -> None:
     included.
     """
     place.lay("t0", "value_error!")
-    release(place)
+    place.release()
     ended = place.ends(3, "--log-format", "json")
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     assert all(event["t"] > 0 for event in events)
@@ -181,8 +176,7 @@ def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None
     """Ctrl-C ends the looking on, not the run; after a `kill -9` the cursor stands on a line of its
     own.
     """
-    process = place.begin()
-    wait_for(place.calls)
+    process = place.begin_to(1)
     terminal = opened("status", "--watch", str(place.workdir))
     half_way(place, terminal.look)
     killed = opened("status", "--watch", str(place.workdir))
@@ -195,7 +189,7 @@ def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None
     assert terminal.finish() == 0
     assert "Traceback" not in "\n".join(terminal.everything())
     assert process.poll() is None
-    release(place)
+    place.release()
     assert process.wait(60) == 0
     process.communicate()
 
@@ -204,13 +198,12 @@ def test_watch_in_a_pipe(place: ScriptedWorkplace) -> None:
     """With --json it prints one object for each change, without a terminal lines; it ends when the
     run has ended.
     """
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 3)
+    process = place.begin_to(3)
     watching = place.start("status", "--watch", str(place.workdir), "--json")
     lines = place.start("status", "--watch", str(place.workdir))
     assert watching.stdout is not None
     first = watching.stdout.readline()
-    release(place)
+    place.release()
     rest, stderr = watching.communicate(timeout=60)
     said, _ = lines.communicate(timeout=60)
     assert (process.wait(60), watching.returncode, stderr) == (0, 0, "")

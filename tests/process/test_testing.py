@@ -15,7 +15,7 @@ from chunkvisor import testing
 from chunkvisor.testing import FAULTS
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
 from docpages import blocks
-from harness import ROOT, Workplace, local_engine_only, said_by
+from harness import ROOT, Workplace, halts, local_engine_only, said_by
 
 pytestmark = local_engine_only
 
@@ -32,31 +32,16 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-class Told:
-    """Hears the events of runs."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, name: str, details: dict[str, Any]) -> None:
-        """Keep it."""
-        self.events.append((name, details))
-
-    def failed(self) -> list[tuple[int, str]]:
-        """(chunk, outcome) of each failed attempt."""
-        names = ("attempt_failed", "part_failed", "late_crash")
-        return [
-            (each["chunk"], each.get("outcome", "committed"))
-            for name, each in self.events
-            if name in names
-        ]
-
-
-def prepared(workplace: Workplace, **changes: Any) -> Told:
-    """Three chunks of ten texts, with a plug-in."""
+def prepare(workplace: Workplace, **changes: Any) -> None:
+    """Write three chunks of ten texts, and a config with a plug-in."""
     workplace.write_source(TEXTS)
     workplace.write_config("good:make", recovery__stall_timeout=2, **changes)
-    return Told()
+
+
+def failed(workplace: Workplace) -> list[tuple[int, str]]:
+    """(chunk, outcome) of each failed attempt."""
+    events = workplace.named("attempt_failed", "part_failed", "late_crash")
+    return [(each["chunk"], each.get("outcome", "committed")) for each in events]
 
 
 def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary: Path) -> None:
@@ -71,18 +56,17 @@ def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary
     workplace.write_config(
         "good:make", chunk__size=2, encode__batch_size=1, recovery__stall_timeout=4
     )
-    told = Told()
     with ExitStack() as stack:
         faults = [
             stack.enter_context(testing.fault(name, chunk=chunk))
             for chunk, name in enumerate(names, start=1)
         ]
-        chunkvisor.run(workplace.config_path, on_event=told)
+        chunkvisor.run(workplace.config_path)
 
     assert {name: fault.struck for name, fault in zip(names, faults, strict=True)} == dict.fromkeys(
         names, 1
     )
-    assert sorted(told.failed()) == [
+    assert sorted(failed(workplace)) == [
         (chunk, OUTCOMES[name]) for chunk, name in enumerate(names, start=1)
     ]
     workplace.has(texts)
@@ -93,14 +77,14 @@ def test_a_fault_that_ends_the_run(workplace: Workplace) -> None:
     """A hardware fault ends the run with its error, and the next one completes within the same
     block.
     """
-    told = prepared(workplace)
+    prepare(workplace)
     with testing.fault("ecc", chunk=1) as fault:
         with pytest.raises(chunkvisor.ChunkvisorError):
-            chunkvisor.run(workplace.config_path, on_event=told)
-        chunkvisor.run(workplace.config_path, on_event=told)
+            chunkvisor.run(workplace.config_path)
+        chunkvisor.run(workplace.config_path)
 
     assert fault.struck == 1
-    assert told.failed() == [(1, "hardware_fault")]
+    assert failed(workplace) == [(1, "hardware_fault")]
     workplace.has(TEXTS)
 
 
@@ -133,12 +117,8 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
     """Unknown names are refused with the nearest one, and impossible numbers by name, before
     anything is set.
     """
-    with (
-        pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught,
-        testing.fault(**arguments),
-    ):
+    with halts(2, words), testing.fault(**arguments):
         pytest.fail("the block was entered")
-    assert caught.value.code is chunkvisor.ExitCode.USAGE
     assert TESTING_FAULTS not in os.environ
 
 
@@ -146,23 +126,21 @@ def test_times_and_output(workplace: Workplace) -> None:
     """A fault strikes that many attempts of its output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
     # else the second has nothing to encode
-    told = prepared(workplace, outputs=outputs, reuse=False)
+    prepare(workplace, outputs=outputs, reuse=False)
     with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
-        chunkvisor.run(workplace.config_path, on_event=told)
+        chunkvisor.run(workplace.config_path)
 
-    failed = [
-        (each["output"], each["chunk"]) for name, each in told.events if name == "attempt_failed"
-    ]
-    assert (fault.struck, failed) == (2, [("second", 0)] * 2)
+    struck = [(each["output"], each["chunk"]) for each in workplace.named("attempt_failed")]
+    assert (fault.struck, struck) == (2, [("second", 0)] * 2)
 
 
 def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
     """The first text of the chunk fails in every attempt that has it, and is the only row without a
     vector.
     """
-    told = prepared(workplace)
+    prepare(workplace)
     with testing.fault("poison-row", chunk=1) as fault, pytest.warns(chunkvisor.QuarantineWarning):
-        report = chunkvisor.run(workplace.config_path, on_event=told)
+        report = chunkvisor.run(workplace.config_path)
     assert [each.row for each in report.outputs["out"].quarantined] == [10]
     assert fault.struck == 1
 
@@ -171,18 +149,17 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
     """A `chunkvisor run` that the pipeline starts as a process meets the fault; the log says that a
     test asked.
     """
-    prepared(workplace)
+    prepare(workplace)
     with testing.fault("device_fault", chunk=1):
         workplace.ends(0)
-    failed = workplace.named("attempt_failed")
-    assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
+    assert failed(workplace) == [(1, "device_fault")]
     (log,) = workplace.hidden.glob("outputs/out/0001/attempts/000001/001/worker.log")
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()
 
 
 def test_the_fixture_of_the_page_kills_a_run(workplace: Workplace) -> None:
     """The page's fixture kills a run after its first chunk, and its test finds that it continues."""
-    prepared(workplace)
+    prepare(workplace)
     page = ROOT / "docs" / "how-to" / "test-your-pipeline.md"
     (block,) = (each.text for each in blocks(page, "python") if "pytest" in each.text)
     (workplace.folder / "test_page.py").write_text(block)
@@ -192,7 +169,7 @@ def test_the_fixture_of_the_page_kills_a_run(workplace: Workplace) -> None:
 
 def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
     """A block whose fault never struck fails the test; one that ended in another error keeps that."""
-    prepared(workplace)
+    prepare(workplace)
     with (
         pytest.raises(AssertionError, match=r"oom never struck: .* chunk 7"),
         testing.fault("oom", chunk=7),

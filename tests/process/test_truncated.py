@@ -56,7 +56,7 @@ def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> N
     said = workplace.manifest()["truncated"]
     assert (said["rows"], said["file"]) == (3, "out.truncated.jsonl")
     assert "3 rows cut at 64 tokens, listed in out.truncated.jsonl" in ended.stderr
-    assert workplace.status()["outputs"]["out"]["truncated"] == 3
+    assert workplace.progress()["truncated"] == 3
     workplace.does("verify")
     (workplace.workdir / "out.truncated.jsonl").write_text("")
     assert "out.truncated.jsonl" in workplace.does("verify", code=74).stderr
@@ -82,8 +82,7 @@ def test_cut_rows_outlive_a_kill(workplace: Workplace, model: Path) -> None:
     """What an attempt found before it was killed is listed, though another finishes its chunk."""
     prepare(workplace, model, encode__batch_size=1)
     with testing.fault("crashed", chunk=0):
-        ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
+        workplace.ends(0)
     assert workplace.status()["attempts"] == {"committed": 2, "crashed": 1}
     assert listed(workplace) == CUT
 

@@ -63,7 +63,7 @@ def test_changes(place: ScriptedWorkplace, tmp_path: Path, change: str) -> None:
     assert sum(each["texts"] for each in manifest.get("reused", [])) == len(set(texts)) - len(new)
     fresh = ScriptedWorkplace.make(tmp_path / "fresh", texts, chunk__size=4)
     fresh.ends(0)
-    assert (fresh.workdir / "out.npy").read_bytes() == (place.workdir / "out.npy").read_bytes()
+    assert fresh.final.read_bytes() == place.final.read_bytes()
     place.ends(0)
     place.ends(0, "--update")
     assert sorted(place.encoded()[before:]) == sorted(new)

@@ -10,7 +10,7 @@ import pytest
 
 from chunkvisor.store.records import digest_file, read_sealed, write_sealed
 from damaged import flip
-from harness import expected, kill, wait_for
+from harness import expected, kill
 from scripted_workplace import ScriptedWorkplace, fixture_of, made_once
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3"]
@@ -26,11 +26,6 @@ def finished(folder: Path) -> ScriptedWorkplace:
 
 
 place = fixture_of(finished)
-
-
-def final(place: ScriptedWorkplace) -> Path:
-    """The final file."""
-    return place.workdir / "out.npy"
 
 
 def manifest(place: ScriptedWorkplace) -> Path:
@@ -59,17 +54,17 @@ def publish(place: ScriptedWorkplace, value: float) -> None:
     """
     vectors = expected(TEXTS)
     vectors[3] = value
-    np.save(final(place), vectors)
+    np.save(place.final, vectors)
     content = read_sealed(manifest(place))
     assert content is not None
-    write_sealed(manifest(place), {**content, "digest": f"sha256:{digest_file(final(place))}"})
+    write_sealed(manifest(place), {**content, "digest": f"sha256:{digest_file(place.final)}"})
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda place: flip(final(place)), "out.npy: has another digest"),
-        (lambda place: cut(final(place)), "out.npy: has 284 bytes where 5 rows x 8 need 288"),
+        (lambda place: flip(place.final), "out.npy: has another digest"),
+        (lambda place: cut(place.final), "out.npy: has 284 bytes where 5 rows x 8 need 288"),
         (lambda place: publish(place, np.nan), "out.npy: has NaN or infinity in 1 row"),
         (lambda place: publish(place, 0), "out.npy: is zero throughout in 1 row"),
         (lambda place: manifest(place).unlink(), "out.json: is missing"),
@@ -123,7 +118,7 @@ def test_clean(place: ScriptedWorkplace) -> None:
     mend damage.
     """
     place.ends(0)  # it reads the source again, which was copied
-    kept = {path: path.read_bytes() for path in (final(place), manifest(place))}
+    kept = {path: path.read_bytes() for path in (place.final, manifest(place))}
     assert any(state(place, "attempts").rglob("worker.log"))
     assert "files removed" in place.does("clean").stdout
     assert not any(state(place, name).exists() for name in ("chunks", "attempts"))
@@ -133,7 +128,7 @@ def test_clean(place: ScriptedWorkplace) -> None:
     assert "complete already" in place.ends(0).stderr
     assert len(place.calls()) == calls
     assert place.does("clean").stdout == "0 files removed, 0 B freed\n"
-    flip(final(place))
+    flip(place.final)
     place.gives(TEXTS)
 
 
@@ -142,7 +137,7 @@ def test_clean_leaves_what_is_needed(
     place: ScriptedWorkplace, damage: Callable[[Path], None]
 ) -> None:
     """An output that is not finished, or whose final file is damaged, keeps everything."""
-    damage(final(place))
+    damage(place.final)
     files = sorted(place.workdir.rglob("*"))
     assert place.does("clean").stdout == "0 files removed, 0 B freed\n"
     assert sorted(place.workdir.rglob("*")) == files
@@ -152,10 +147,9 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     """While a run holds the workdir, a second one and `clean` end with 75 and name its pid; both
     harm nothing.
     """
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
+    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     place.lay("t2", "wait")
-    process = place.begin()
-    wait_for(lambda: len(place.calls()) == 2)
+    process = place.begin_to(2)
     for command in ("run", "clean"):
         assert f"another run (pid {process.pid} on " in place.does(command, code=75).stderr
     assert process.poll() is None

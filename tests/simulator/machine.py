@@ -7,7 +7,7 @@ Nothing is started, and nothing sleeps. A history and a life fill in what happen
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,6 @@ class Worker:
     spec: Spec = _SPEC
     beats: int = 0
     log: Path | None = None
-    signals: list[signal.Signals] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         task = self.task
@@ -132,7 +131,7 @@ class Worker:
         return 0
 
     def signal(self, number: signal.Signals) -> None:
-        self.signals.append(number)
+        pass
 
     # --- see AttemptFolder
 

@@ -199,17 +199,10 @@ class Play:
                 self._of(worker).phase, self._of(worker).called = Phase.READY, True
             case "freed", [worker]:
                 self._of(worker).freed = self._of(worker).called = True
-            case "both", ends:  # in one turn: `both crashed:2 freed:1`
-                for each in ends:
-                    self._happens(each.partition(":")[0], each.partition(":")[2].split(":"))
             case _:
                 self._end(self._of(rest[0]), verb, rest[1:])
 
     def _of(self, worker: str) -> Worker:
-        """One that was not started may be waited for."""
-        if int(worker) not in self.workers:
-            nobody = Task(0, 0, (0,))
-            return Worker(int(worker), nobody, cast("Any", None), Limits(1))
         return self.workers[int(worker)]
 
     def _end(self, worker: Worker, verb: str, rest: list[str]) -> None:

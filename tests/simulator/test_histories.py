@@ -2,7 +2,6 @@
 own world.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,16 +52,22 @@ def goes_as_told(given: dict[str, Any], history: str) -> bool:
 
 
 def world(
-    *, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int = 1, **changes: Any
+    *,
+    bad: dict[int, Failure] | None = None,
+    bad_tokens: int = 10,
+    texts: int = 64,
+    gpus: int = 1,
+    **changes: Any,
 ) -> World:
-    """One chunk of 64 texts per device, on sound devices."""
-    lengths = [[10] * texts]
+    """One chunk of 64 texts per device, on sound devices; bad texts may be longer than others."""
+    bad = bad or {}
+    lengths = [[bad_tokens if text in bad else 10 for text in range(texts)]]
     return World(
         asked(standby=1, max_bad_rows=changes.pop("max_bad_rows", 100)),
         Limits(changes.pop("rows", 8)),
         changes.pop("chunk_size", 64),
         lengths,
-        [bad or {}],
+        [bad],
         [
             Gpu("", "a", 10**9, **changes) if number == 0 else Gpu("", "a", 10**9)
             for number in range(gpus)
@@ -111,9 +116,8 @@ def test_long_texts_that_fail_in_every_chunk_end_no_run(
     others are.
     """
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(bad)}
-    long = world(bad=poison, texts=16 * 64, gpus=gpus, rows=rows, max_bad_rows=1000)
-    for text in poison:
-        long.lengths[0][text] = 100
+    changes = {"bad_tokens": 100, "gpus": gpus, "rows": rows, "max_bad_rows": 1000}
+    long = world(bad=poison, texts=16 * 64, **changes)
     ends(long, ExitCode.QUARANTINED, attempts=600)
 
 
@@ -125,6 +129,7 @@ def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(2)}
     sick = world(
         bad=poison,
+        bad_tokens=100,
         texts=1024,
         gpus=2,
         rows=64,
@@ -132,8 +137,6 @@ def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -
         fails_as=Failure.HANG,
         max_bad_rows=1000,
     )
-    for text in poison:
-        sick.lengths[0][text] = 100
     ends(sick, ExitCode.QUARANTINED, attempts=300)
 
 
@@ -143,9 +146,7 @@ def test_a_first_chunk_that_is_all_bad_ends_no_run(failure: Failure) -> None:
     poison = dict.fromkeys(
         [*range(64), *(chunk * 64 + text for chunk in range(1, 5) for text in range(8))], failure
     )
-    first = world(bad=poison, texts=16 * 64, max_bad_rows=1000)
-    for text in poison:
-        first.lengths[0][text] = 100
+    first = world(bad=poison, bad_tokens=100, texts=16 * 64, max_bad_rows=1000)
     ends(first, ExitCode.QUARANTINED, attempts=600)
 
 
@@ -181,17 +182,13 @@ def test_a_gpu_that_never_starts_ends_the_run(texts: int) -> None:
     assert not any(files.indexes for files in life.disk.files)
 
 
-def _oom_of_many(devices: int) -> World:
-    sick = world(texts=4 * devices, gpus=devices, chunk_size=4, rows=32)
-    for gpu in sick.gpus:
-        gpu.tokens = 20
-    return sick
-
-
 @pytest.mark.parametrize("devices", [1, 8, 20])
 def test_out_of_memory_on_many_devices_ends_no_run(devices: int) -> None:
     """B2: each of them pays at most once for each halving of that moment."""
-    ends(_oom_of_many(devices), ExitCode.COMPLETE, attempts=4 * devices)
+    sick = world(texts=4 * devices, gpus=devices, chunk_size=4, rows=32)
+    for gpu in sick.gpus:
+        gpu.tokens = 20
+    ends(sick, ExitCode.COMPLETE, attempts=4 * devices)
 
 
 def test_the_lessons_of_one_device_are_paid_for_once() -> None:
@@ -220,28 +217,15 @@ def test_a_chunk_without_memory_is_set_aside(chunks: int, gpus: int) -> None:
 
 def test_a_dozen_long_texts_are_all_that_a_chunk_loses() -> None:
     """Though eight of them fail before anything of the chunk is encoded."""
-    long = world(bad=_poisoned(12, Failure.OOM, 50), texts=2000, chunk_size=1000, rows=32)
-    for text in long.poison[0]:
-        long.lengths[0][text] = 100
+    poison = _poisoned(12, Failure.OOM, 50)
+    long = world(bad=poison, bad_tokens=100, texts=2000, chunk_size=1000, rows=32)
     ends(long, ExitCode.QUARANTINED, attempts=40)
 
 
-def _full(world: World, until_s: float) -> World:
-    world.disk_full = [(5.0, until_s)]
-    return world
-
-
-def _hub(world: World, until_s: float) -> World:
-    world.hub_down = [(0.0, until_s)]
-    return world
-
-
-@pytest.mark.parametrize("trouble", [_full, _hub])
+@pytest.mark.parametrize(("trouble", "from_s"), [("disk_full", 5.0), ("hub_down", 0.0)])
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_spell_within_wait_timeout_ends_no_run(
-    trouble: Callable[[World, float], World], devices: int
-) -> None:
+def test_a_spell_within_wait_timeout_ends_no_run(trouble: str, from_s: float, devices: int) -> None:
     """B10: it is the wall time of the spell that counts, not the sum over workers and devices."""
-    ends(
-        trouble(world(texts=64, gpus=devices, chunk_size=4), 45.0), ExitCode.COMPLETE, attempts=300
-    )
+    sick = world(texts=64, gpus=devices, chunk_size=4)
+    setattr(sick, trouble, [(from_s, 45.0)])
+    ends(sick, ExitCode.COMPLETE, attempts=300)

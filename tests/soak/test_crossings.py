@@ -51,8 +51,18 @@ ALLOWED = {0, 3, 69, 74, 75, 78, *INTERRUPTED}
 RATE = 0.5
 """Under fire, share of the attempts that misbehave."""
 WORKER_SIGNALS = [
-    *(KILL, KILL, TERM, TERM, INT, signal.SIGHUP, signal.SIGSEGV),
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGQUIT, signal.SIGUSR1, signal.SIGSTOP),
+    KILL,
+    KILL,
+    TERM,
+    TERM,
+    INT,
+    signal.SIGHUP,
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGSTOP,
 ]
 DAMAGES = (truncate, empty, flip, flip, swap, swap, stray, pipe, Path.unlink)
 LONGEST_S, MOST_RUNS = 240, 10

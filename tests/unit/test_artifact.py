@@ -20,11 +20,6 @@ from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, insp
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
 
 
-def digest_of(content: bytes) -> str:
-    """xxh3-128, hex."""
-    return xxhash.xxh3_128_hexdigest(content)
-
-
 def npy(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
     """The file that numpy makes of the array."""
     buffer = io.BytesIO()
@@ -83,7 +78,7 @@ def test_good_file(tmp_path: Path, rows: int, block_bytes: int) -> None:
     with mock.patch.object(artifact, "BLOCK_BYTES", block_bytes):
         found = inspect(path)
     assert (found.shape.rows, found.shape.dimension) == (rows, 3)
-    assert found.digest == digest_of(path.read_bytes())
+    assert found.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
     assert not len(found.not_finite)
     assert not len(found.zero)
 

@@ -205,11 +205,8 @@ def test_every_config_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_an_example_config_is_valid_and_explained(path: Path) -> None:
-    """Every config in configs/ passes the validation that `run` puts it through, and every line has
-    a comment.
-    """
-    load(path)
+def test_an_example_config_is_explained(path: Path) -> None:
+    """Every line of a config in configs/ has a comment (test_configs.py runs them)."""
     lines = path.read_text("utf-8").splitlines()
     assert all("# " in line for line in lines if line.strip())
 

@@ -3,7 +3,6 @@
 import math
 import os
 import resource
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,13 +74,17 @@ def well(**changes: Any) -> Case:
     return replace(case, **changes)
 
 
-def judged(health: Health, why: str) -> Case:
-    """Return `well` with another opinion of its GPU."""
-    return well(health={GPU: HealthReport(health, why)})
+Changes = dict[str, Any]
+"""What is other than in `well`."""
 
 
-def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:
-    """Return what a probe found that has computed on no GPU, because of an error."""
+def judged(health: Health, why: str) -> Changes:
+    """Have another opinion of the GPU."""
+    return {"health": {GPU: HealthReport(health, why)}}
+
+
+def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> Changes:
+    """Have a probe that has computed on no GPU, because of an error."""
     fault = (
         Fault(Phase.CUDA_INIT, (Cause(name, ("builtins.Exception",), message),), "")
         if message
@@ -91,29 +94,32 @@ def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any
     return {"probe": ProbeReading(report, 1)}
 
 
-def failing(outcome: Outcome, **changes: Any) -> Case:
-    """Return `well` with a sample that failed."""
-    return well(
-        samples=[
-            Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU)
-        ]
-    )
+def failing(outcome: Outcome, **changes: Any) -> Changes:
+    """Have a sample that failed."""
+    verdict = Verdict(outcome, "why", "mend it", **changes)
+    return {"samples": [Sample(Trial(verdict, None, "last words"), GPU)]}
 
 
-def vectors(*rows: tuple[float, float], **changes: Any) -> Case:
-    """Return `well` with other vectors."""
-    return well(
-        samples=[Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes)]
-    )
+def vectors(*rows: tuple[float, float], **changes: Any) -> Changes:
+    """Have other vectors."""
+    trial = replace(DONE, vectors=np.array(rows, dtype=np.float32))
+    return {"samples": [Sample(trial, GPU, **changes)]}
 
 
-def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
-    """Return WELL on another GPU, with a model in that dtype."""
+def card(capability: tuple[int, int], dtype: str, kind: str) -> Changes:
+    """Have another GPU, with a model in that dtype."""
     report = replace(REPORT, gpus=(replace(A100, name="NVIDIA", capability=capability),))
-    return well(probe=ProbeReading(report, 0), dtype=dtype, model=ModelFolder(model_type=kind))
+    model = ModelFolder(model_type=kind)
+    return {"probe": ProbeReading(report, 0), "dtype": dtype, "model": model}
 
 
-NO_GPU: dict[str, Any] = {
+def template(words: str) -> Changes:
+    """Have a template that is probably not meant."""
+    output = OutputConfig.model_validate({"source": "a.csv", "template": words})
+    return {"sources": {"out": output.template_note}}
+
+
+NO_GPU: Changes = {
     "smi": SmiAnswer(None, ""),
     "device_files": {},
     **torch("Found no NVIDIA driver on your system"),
@@ -124,136 +130,94 @@ REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.Va
 WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")
 TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 12020).")
 
-CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
+CASES: list[tuple[str, str, str, Changes]] = [
     # the driver and nvidia-smi
-    ("driver", OK, "nvidia-smi lists 1 GPU", well),
-    ("driver", FAULT, "has no NVIDIA driver", lambda: well(**NO_GPU)),
+    ("driver", OK, "nvidia-smi lists 1 GPU", {}),
+    ("driver", FAULT, "has no NVIDIA driver", NO_GPU),
     (
         "driver",
         FAULT,
         "no permission to open /dev/nvidia0",
-        lambda: well(device_files={"/dev/nvidia0": False}),
+        {"device_files": {"/dev/nvidia0": False}},
     ),
-    ("driver", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
-    ("driver", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
+    ("driver", WARNING, "does not fit the NVIDIA driver", {"smi": MISMATCH}),
+    ("driver", WARNING, "not on PATH", {"smi": SmiAnswer(None, "")}),
     (
         "gpu",
         FAULT,
         "has no GPU",
-        lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")}),
+        {"refused": {"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")}},
     ),
-    ("gpu-health", OK, "reports no fault", well),
+    ("gpu-health", OK, "reports no fault", {}),
     (
         "gpu-health",
         FAULT,
         "recovery action",
-        lambda: judged(Health.BROKEN, "the driver asks for a recovery action"),
+        judged(Health.BROKEN, "the driver asks for a recovery action"),
     ),
     (
         "gpu-memory",
         WARNING,
         "are held by",
-        lambda: judged(Health.BUSY, "39 GiB of the GPU's memory are held by x"),
+        judged(Health.BUSY, "39 GiB of the GPU's memory are held by x"),
     ),
     # torch
-    ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
-    (
-        "torch",
-        FAULT,
-        "cannot be imported",
-        lambda: well(**torch("No module", phase=Phase.IMPORT, versions={})),
-    ),
-    (
-        "torch",
-        FAULT,
-        "it hangs",
-        lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT))),
-    ),
-    ("torch", FAULT, "a build for another CPU", lambda: well(probe=ILLEGAL)),
-    ("torch-gpu", OK, "torch computes on NVIDIA A100", well),
-    ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
-    ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
-    (
-        "torch-gpu",
-        WARNING,
-        "a product of matrices of ones",
-        lambda: well(place="plugin", **WRONG_PRODUCT),
-    ),
+    ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", {}),
+    ("torch", FAULT, "cannot be imported", torch("No module", phase=Phase.IMPORT, versions={})),
+    ("torch", FAULT, "it hangs", {"probe": ProbeReading(replace(REPORT, phase=Phase.IMPORT))}),
+    ("torch", FAULT, "a build for another CPU", {"probe": ILLEGAL}),
+    ("torch-gpu", OK, "torch computes on NVIDIA A100", {}),
+    ("torch-gpu", FAULT, "not built for CUDA", torch(cuda=None, phase=Phase.DONE)),
+    ("torch-gpu", FAULT, "older than the CUDA", TOO_OLD),
+    ("torch-gpu", WARNING, "a product of matrices of ones", {"place": "plugin"} | WRONG_PRODUCT),
     # variables
-    ("torch-gpu", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
+    ("torch-gpu", FAULT, "has an option that torch does not take", REFUSED),
     # the machine
-    (
-        "memory",
-        FAULT,
-        "about 2.0 GiB is needed for 2 workers",
-        lambda: well(memory=(GIB // 2, GIB)),
-    ),
+    ("memory", FAULT, "about 2.0 GiB is needed for 2 workers", {"memory": (GIB // 2, GIB)}),
     (
         "memory",
         WARNING,
         "8.0 GiB",
-        lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB)),
+        {"memory": (5 * GIB, 64 * GIB), "model": ModelFolder(weights_bytes=3 * GIB)},
     ),
-    (
-        "source",
-        WARNING,
-        r'"{title}\n{body}"',
-        lambda: well(sources={"out": template_note(r"{title}\n{body}")}),
-    ),
+    ("source", WARNING, r'"{title}\n{body}"', template(r"{title}\n{body}")),
     # the model
     (
         "model",
         OK,
         "some/model is in the local cache, 3.0 GiB",
-        lambda: well(model=ModelFolder(weights_bytes=3 * GIB)),
+        {"model": ModelFolder(weights_bytes=3 * GIB)},
     ),
-    ("model", NOTE, "downloads it", lambda: well(place="hub")),
-    ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
-    ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
-    ("dtype", OK, "suits NVIDIA", lambda: card((9, 0), "bfloat16", "qwen2")),
-    ("dtype", OK, "model.dtype float16 takes less memory", lambda: card((7, 5), "float32", "bert")),
-    ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
+    ("model", NOTE, "downloads it", {"place": "hub"}),
+    ("dtype", WARNING, "does not have", card((7, 5), "bfloat16", "bert")),
+    ("dtype", WARNING, "overflow to NaN", card((8, 0), "float16", "qwen2")),
+    ("dtype", OK, "suits NVIDIA", card((9, 0), "bfloat16", "qwen2")),
+    ("dtype", OK, "model.dtype float16 takes less memory", card((7, 5), "float32", "bert")),
+    ("right-vectors", FAULT, "why", failing(Outcome.SETUP, rule="wrong-model")),
     (
         "encoding",
         FAULT,
         "failed: crashed: why\nlast line of its log: last words",
-        lambda: failing(Outcome.CRASHED),
+        failing(Outcome.CRASHED),
     ),
-    ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),
-    (
-        "encoding",
-        FAULT,
-        "each has other weights",
-        lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER),
-    ),
-    (
-        "encoding",
-        OK,
-        "the same vector of 2 dimensions",
-        lambda: vectors((4, 2), (1, 1), (4, 2.001)),
-    ),
-    ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
-    ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=[])),
-    ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
-    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=[UNLIKE])),
+    ("encoding", FAULT, "differ by 0.25", vectors((4, 2), (1, 1), (4, 3))),
+    ("encoding", FAULT, "each has other weights", vectors((4, 2), (1, 1), (4, 2), again=OTHER)),
+    ("encoding", OK, "the same vector of 2 dimensions", vectors((4, 2), (1, 1), (4, 2.001))),
+    ("encoding", WARNING, "get the same vector", vectors((4, 2), (4, 2), (4, 2))),
+    ("encoding", NOTE, "pid 99", {"busy_pid": 99, "samples": []}),
+    ("expect", OK, "2 texts in e.jsonl", {"expected": EXPECTED}),
+    ("expect", FAULT, "cosine 0.2", {"expected": EXPECTED, "samples": [UNLIKE]}),
 ]
-
-
-def template_note(template: str) -> str:
-    """Return what is said of a template that is probably not meant."""
-    return OutputConfig.model_validate({"source": "a.csv", "template": template}).template_note
 
 
 @pytest.mark.parametrize(
     ("check", "state", "words", "readings"), CASES, ids=[f"{c[0]}-{c[2][:30]}" for c in CASES]
 )
-def test_what_readings_mean(
-    check: str, state: str, words: str, readings: Callable[[], Case]
-) -> None:
+def test_what_readings_mean(check: str, state: str, words: str, readings: Changes) -> None:
     """Each reading gives its check the state and the words of the table, and a mend if one is
     needed.
     """
-    found = [finding for finding in examine(readings()) if finding.check == check]
+    found = [finding for finding in examine(well(**readings)) if finding.check == check]
 
     worst = max(found, key=lambda finding: [OK, NOTE, WARNING, FAULT].index(finding.state))
     assert worst.state is state, worst
@@ -295,13 +259,13 @@ def test_a_well_machine_is_all_well() -> None:
         (failing(Outcome.SETUP, rule="driver-too-old", exit_code=69), 69),
         (failing(Outcome.BAD_OUTPUT), 78),
         (failing(Outcome.CRASHED), 69),
-        (replace(failing(Outcome.CRASHED), place="plugin"), 78),
-        (replace(failing(Outcome.SETUP, exit_code=78), memory=(GIB // 2, GIB)), 69),
+        (failing(Outcome.CRASHED) | {"place": "plugin"}, 78),
+        (failing(Outcome.SETUP, exit_code=78) | {"memory": (GIB // 2, GIB)}, 69),
     ],
 )
-def test_exit_code(readings: Case, expected: int) -> None:
+def test_exit_code(readings: Changes, expected: int) -> None:
     """A fault of the machine gives 69, also next to one of the config; the config's alone gives 78."""
-    assert exit_code(examine(readings)) == expected
+    assert exit_code(examine(well(**readings))) == expected
 
 
 def test_the_report_is_readable() -> None:

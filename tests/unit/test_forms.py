@@ -11,7 +11,6 @@ import pytest
 from chunkvisor.commands.housekeeping import final_checks as _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event
 from chunkvisor.messages import reasons_in_words, reasons_of
 from chunkvisor.outputs.forms import (
@@ -28,6 +27,7 @@ from chunkvisor.outputs.publish import ensure_form
 from chunkvisor.outputs.state import OutputState, Stage, final_record_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
+from harness import halts
 from staged import first_come_first_numbered
 from unit.test_join import DIMENSION, assembled, finished, publish_joined
 
@@ -71,11 +71,10 @@ def test_what_float16_cannot_hold(tmp_path: Path) -> None:
     block, layout = np.ones((4, 3), dtype=np.float32), OutputLayout(tmp_path, "out")
     layout.hidden.mkdir()
     block[1], block[2, 1] = np.nan, 70_000
-    with pytest.raises(Halt, match="do not fit into float16") as raised:
+    with halts(78, "do not fit into float16"):
         write_form(
             layout, Form(dtype=FinalDtype.FLOAT16), 4, 3, lambda: iter([block]), lambda: None
         )
-    assert raised.value.code == ExitCode.CONFIG
     assert not list(layout.hidden.iterdir())
 
 
@@ -132,11 +131,8 @@ def test_what_is_rounded() -> None:
         publish_joined(ledger, table, Form(dtype=FinalDtype.FLOAT16))
         layout.chunks.rename(layout.workdir / "away")
         before = finished(layout)
-        with pytest.raises(
-            Halt, match="complete in float16, and the config now asks for another form"
-        ) as raised:
+        with halts(78, "complete in float16, and the config now asks for another form"):
             ensure_form(complete(layout), Form(), {}, lambda _: None, lambda: None)
-        assert raised.value.code == ExitCode.CONFIG
         assert finished(layout) == before
 
 

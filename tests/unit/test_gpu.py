@@ -32,11 +32,13 @@ from chunkvisor.devices.handles import (
     judge_gpu,
     read_gpu,
 )
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Halt
 from chunkvisor.judge import OtherProcesses
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import read_oom
+from harness import halts
+from torchwords import oom
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 9.0\n"
@@ -143,9 +145,8 @@ def test_devices_are_found(
     if not isinstance(devices, str):
         assert find_devices(wanted.split(), environment) == devices
         return
-    with pytest.raises(Halt) as caught:
+    with halts(69) as caught:
         find_devices(wanted.split(), environment)
-    assert caught.value.code is ExitCode.MACHINE
     assert devices in caught.value.why
 
 
@@ -192,9 +193,8 @@ def test_without_a_gpu(
     """If nvidia-smi lists none, there is no device file, and torch finds none, the run ends with 69."""
     machine(output, code)
     torch_reports(fault=cuda_says(fault) if fault else None)
-    with pytest.raises(Halt) as caught:
+    with halts(69) as caught:
         find_devices(["cuda"], {})
-    assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
     assert "`device: cpu` in the config, or `--device cpu`" in caught.value.remedy
 
@@ -380,31 +380,15 @@ def test_our_own_worker(
     assert (found, handle.only_ours) == ([GOOD, health], alone)
 
 
-def figures(
-    ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wanted_gib: float = 0.5
-) -> str:
-    """What torch says on a GPU of 8 GiB."""
-    others = f"Process 77 has {others_gib:.2f} GiB memory in use. " if others_gib else ""
-    return (
-        f"CUDA out of memory. Tried to allocate {wanted_gib:.2f} GiB. GPU 0 has a total capacity "
-        f"of 8.00 GiB of which {free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, "
-        f"this process has {ours_gib:.2f} GiB memory in use. Of the allocated memory "
-        f"{ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but "
-        "unallocated."
-    )
-
-
-LARGER, BY_A_NEIGHBOR, NO_FIGURES = (
-    figures(7.9),
-    figures(1.0, 6.9),
-    "NVML_SUCCESS == INTERNAL ASSERT FAILED",
-)
+LARGER = oom("0.50 GiB", "8.00 GiB", "0.10 GiB", "7.90 GiB")
+BY_A_NEIGHBOR = oom("0.50 GiB", "8.00 GiB", "0.10 GiB", "1.00 GiB", "6.90 GiB")
+NO_FIGURES = "NVML_SUCCESS == INTERNAL ASSERT FAILED"
 COMPANY: dict[str, tuple[str, list[Reading], set[int], OtherProcesses]] = {
     "a model larger than the GPU": (LARGER, [seen()], set(), OtherProcesses.UNKNOWN),
     "a neighbor came": (BY_A_NEIGHBOR, [seen()], set(), OtherProcesses.NEW),
     "a neighbor was there before": (BY_A_NEIGHBOR, [seen(7 * GIB)], set(), OtherProcesses.UNKNOWN),
     "a neighbor holds less than what is missing": (
-        figures(5.0, 2.0, 1.0, 4.0),
+        oom("4.00 GiB", "8.00 GiB", "1.00 GiB", "5.00 GiB", "2.00 GiB"),
         [seen()],
         set(),
         OtherProcesses.UNKNOWN,

@@ -22,16 +22,10 @@ from chunkvisor.show.lines import how_to_read
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import read_oom
+from torchwords import oom
 
-_TAKEN = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of "
-    "which 120.00 MiB is free. Process 31337 has 21.10 GiB memory in use. Including non-PyTorch "
-    "memory, this process has 1.00 GiB memory in use. Of the allocated memory 500.00 MiB is "
-    "allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but unallocated."
-)
-_OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace(
-    "has 1.00 GiB", "has 23.00 GiB"
-)
+_TAKEN = oom("2.00 GiB", "23.65 GiB", "120.00 MiB", "1.00 GiB", "21.10 GiB")
+_OWN = oom("2.00 GiB", "23.65 GiB", "120.00 MiB", "23.00 GiB")
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,20 @@ BAD = BadText(3, Outcome.CRASHED, "why")
 @pytest.fixture
 def layout(tmp_path: Path) -> OutputLayout:
     """An output of five texts in chunks of two, all committed; text 3 is bad."""
-    layout = Layout(tmp_path).output("out")
-    layout.state.mkdir(parents=True)
-    ledger = loaded(layout)
+    layout, ledger = begun(tmp_path)
     for chunk in range(3):
         path = vectors(tmp_path, ledger.plan.size(chunk))
         if chunk == 1:
             ledger.parts(1).add_bad(BAD)
         ledger.commit(chunk, path, inspect(path).digest, Facts(DIMENSION))
     return layout
+
+
+def begun(folder: Path) -> tuple[OutputLayout, Ledger]:
+    """An output of which nothing is done."""
+    layout = Layout(folder).output("out")
+    layout.state.mkdir(parents=True)
+    return layout, loaded(layout)
 
 
 def vectors(folder: Path, count: int, value: float = 1) -> Path:
@@ -103,9 +108,7 @@ def test_facts_come_from_a_chunk_with_vectors(tmp_path: Path) -> None:
     """Lost facts are not looked for in a chunk all of whose texts are bad: no worker would compute
     it.
     """
-    layout = Layout(tmp_path).output("out")
-    layout.state.mkdir(parents=True)
-    ledger = loaded(layout)
+    layout, ledger = begun(tmp_path)
     for text in (2, 3):
         ledger.parts(1).add_bad(BadText(text, Outcome.CRASHED, "why"))
     for chunk in range(2):
@@ -118,9 +121,7 @@ def test_facts_come_from_a_chunk_with_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("good", [[], [4]])
 def test_refused_texts_are_forgiven(tmp_path: Path, good: list[int]) -> None:
     """Bad texts are pending again exactly if no text at all has a vector."""
-    layout = Layout(tmp_path).output("out")
-    layout.state.mkdir(parents=True)
-    ledger = loaded(layout)
+    layout, ledger = begun(tmp_path)
     ledger.parts(1).add_bad(BAD)
     if good:
         ledger.parts(2).add_vectors(4, vectors(tmp_path, 1), good)

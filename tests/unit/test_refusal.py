@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
-from chunkvisor.errors import ChunkvisorError, ExitCode
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.stage import _as_halt
 from chunkvisor.store.disk import (
     check_disk,
@@ -28,6 +28,7 @@ from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
+from harness import halts
 
 PLACE = Path("/data/work")
 OF_FILES = {
@@ -56,10 +57,16 @@ def error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number), str(PATH))
 
 
+def halt_of(error: OSError, place: Path = PLACE) -> Halt:
+    """What ends a run in that place that meets the error."""
+    halt = halt_for(error, place)
+    assert halt is not None
+    return halt
+
+
 def in_the_parent(number: int) -> tuple[int, str]:
     """Of the run itself: its journal, its records, its joins."""
-    halt = halt_for(error_of(number), PLACE)
-    assert halt is not None
+    halt = halt_of(error_of(number))
     assert halt.remedy
     assert PATH.name in str(halt)
     return halt.code, halt.what
@@ -111,13 +118,16 @@ def test_errors_of_a_path(number: int) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EROFS])
 def test_errors_of_the_file_system_that_duckdb_met(number: int) -> None:
-    """DuckDB says them only in its message."""
+    """DuckDB says them only in its message; a lack of memory has a class of its own."""
     code, words = OF_FILES[number]
     said = duckdb.IOException(f'IO Error: Could not write file "x": {os.strerror(number)}')
     halt = _as_halt(said, None, PLACE)
     assert halt is not None
     assert halt.code == code
     assert words in halt.what
+    lacks = _as_halt(duckdb.OutOfMemoryException("could not allocate"), None, PLACE)
+    assert lacks is not None
+    assert lacks.code == ExitCode.MACHINE
 
 
 def test_inodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +136,7 @@ def test_inodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     values = {name: getattr(room, name) for name in dir(room) if name.startswith("f_")}
     used_up = SimpleNamespace(**values | {"f_files": 100, "f_favail": 0})
     monkeypatch.setattr(os, "statvfs", lambda _: used_up)
-    halt = halt_for(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
-    assert halt is not None
+    halt = halt_of(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
     assert f"no more files can be made in {tmp_path}" in halt.why
     assert "are free" not in halt.why
 
@@ -139,9 +148,8 @@ def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
         assert "`ulimit -f`" in why_too_large(tmp_path, 1001)
         assert why_too_large(tmp_path, 1000) == ""
-        with pytest.raises(ChunkvisorError, match="does not fit") as raised:
+        with halts(74, "does not fit"):
             check_disk("out", 0, 1001, tmp_path)
-        assert raised.value.code == ExitCode.DISK
 
     def of_fat(fd: int, offset: int, _: int) -> int:
         if offset >= 4 << 30:
@@ -164,19 +172,16 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     """
     elsewhere = tmp_path / "tmp"
     elsewhere.mkdir()
-    halt = halt_for(
+    halt = halt_of(
         OSError(errno.ENOSPC, "No space left on device", str(elsewhere / "x")), tmp_path / "work"
     )
-    assert halt is not None
     assert halt.what == f"{elsewhere}: the disk is full, or can hold no more files"
     assert halt.why.endswith(f" are free in {elsewhere}")
     lock = tmp_path / "no" / "lock"
     for named in (lock, str(lock)):  # as it was opened by
-        halt = halt_for(PermissionError(errno.EACCES, "Permission denied", named), tmp_path)
-        assert halt is not None
+        halt = halt_of(PermissionError(errno.EACCES, "Permission denied", named), tmp_path)
         assert re.search(rf"{tmp_path} belongs to .*\(drwx", halt.why)
-    halt = halt_for(FileNotFoundError(errno.ENOENT, "No such file or directory"), PLACE)
-    assert halt is not None
+    halt = halt_of(FileNotFoundError(errno.ENOENT, "No such file or directory"))
     assert halt.what == "the current folder has been removed"
     words = with_free_space("no room", tmp_path / "none", tmp_path, elsewhere)
     assert re.fullmatch(rf"no room; [^;]+ are free in {re.escape(str(tmp_path))}", words), (
@@ -187,6 +192,7 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
 def test_bugs_stay_bugs() -> None:
     """What can only be a fault of ours keeps its traceback."""
     assert halt_for(FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere"), PLACE) is None
+    assert _as_halt(ZeroDivisionError(), None, PLACE) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 terminal.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,30 +173,21 @@ def test_the_plan(planned: WorkPlanned, words: str) -> None:
     assert planned.line == words
 
 
-@dataclass
-class _Attempts:
-    """Folders of failed attempts."""
-
-    folder: Path
-
-    def failed(self, chunk: int, attempt: int, reason: str, rule: str = "") -> AttemptFiles:
-        """One more, with a log."""
-        files = AttemptFiles(self.folder / f"{chunk:06d}" / f"{attempt:03d}")
-        files.folder.mkdir(parents=True)
-        files.log.write_text(reason)
-        files.verdict.write_text(
-            f'{{"outcome": "crashed", "reason": "{reason}", "rule": "{rule}"}}'
-        )
-        return files
+def failed(folder: Path, reason: str, rule: str = "") -> AttemptFiles:
+    """Make the folder of a failed attempt, with a log."""
+    files = AttemptFiles(folder)
+    files.folder.mkdir(parents=True)
+    files.log.write_text(reason)
+    files.verdict.write_text(f'{{"outcome": "crashed", "reason": "{reason}", "rule": "{rule}"}}')
+    return files
 
 
 def test_the_log_to_open_exists(tmp_path: Path) -> None:
     """It is the attempt's own, else the newest of its chunk; of a reason that is told, the one that
     has it.
     """
-    attempts = _Attempts(tmp_path)
-    first = attempts.failed(3, 1, "segfault", "segmentation-fault")
-    other = attempts.failed(5, 1, "hang")
+    first = failed(tmp_path / "000003" / "001", "segfault", "segmentation-fault")
+    other = failed(tmp_path / "000005" / "001", "hang")
     assert find_log(first) == first.log
     assert find_log(AttemptFiles(tmp_path / "000003")) == first.log
     assert find_log(AttemptFiles(tmp_path / "000003" / "002")) == first.log

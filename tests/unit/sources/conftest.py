@@ -1,6 +1,5 @@
 """Shared by the ingest tests: staging without a child process."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,3 @@ def stage_here(tmp_path: Path) -> Stage:
         return StagedTable.open(folder)
 
     return staged
-
-
-@pytest.fixture
-def rows_of() -> Callable[[StagedTable], list[str]]:
-    """The text of every row of a table."""
-
-    def rows(table: StagedTable) -> list[str]:
-        texts = table.texts(0, table.distinct)
-        return [texts[number] for number in table.row_text(0, table.rows)]
-
-    return rows

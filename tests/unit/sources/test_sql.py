@@ -1,6 +1,5 @@
 """Parquet, and what SQL makes of rows: expressions, conditions, and columns that are carried along."""
 
-import json
 import re
 import subprocess
 from collections.abc import Iterable
@@ -11,9 +10,10 @@ import duckdb
 import pytest
 import yaml
 
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import Halt
 from chunkvisor.sources.table import StagedTable, TableFiles
-from ingest_files import RowsOf, Stage, duckdb_of_today, wrap, write_parquet, write_texts
+from harness import halts, write_lines
+from ingest_files import Stage, duckdb_of_today, rows_of, wrap, write_parquet, write_texts
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -36,7 +36,7 @@ def write(folder: Path, kind: str) -> str:
         )
         return name
     source = folder / "rows.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(source, ROWS)
     if kind == "parquet":
         duckdb.sql(f"COPY (FROM read_json('{source}')) TO '{path}' (FORMAT parquet)")
     return name
@@ -50,16 +50,15 @@ def rows_table(table: StagedTable) -> list[tuple[Any, ...]]:
 
 def refusal(stage_here: Stage, folder: Path, name: str, **wanted: Any) -> str:
     """Return the words of the refused request, its paths relative to the folder."""
-    with pytest.raises(Halt) as caught:
+    with halts(78) as caught:
         stage_here(name, **wanted)
-    assert caught.value.code is ExitCode.CONFIG
     return str(caught.value).replace(f"{folder}/", "")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("text", [{"column": "text"}, {"template": "{text}"}, {"sql": "text"}])
 def test_the_rows_for_which_it_is_true(
-    stage_here: Stage, rows_of: RowsOf, tmp_path: Path, kind: str, text: dict[str, str]
+    stage_here: Stage, tmp_path: Path, kind: str, text: dict[str, str]
 ) -> None:
     """Of two files, the wanted rows are left, in order, and each knows its source row, its file and
     its columns.
@@ -98,7 +97,7 @@ def test_columns_of_every_row(stage_here: Stage, tmp_path: Path) -> None:
     assert (plain.digest, plain.carried) == (table.digest, None)
 
 
-def test_template_values(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
+def test_template_values(tmp_path: Path, stage_here: Stage) -> None:
     """Numbers and booleans appear as JSON writes them, text as it stands, doubled braces as one;
     also with `where`.
     """
@@ -149,13 +148,7 @@ def test_template_values(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> 
     ],
 )
 def test_sql_has_native_types(
-    tmp_path: Path,
-    stage_here: Stage,
-    rows_of: RowsOf,
-    name: str,
-    content: str,
-    sql: str,
-    expected: list[str],
+    tmp_path: Path, stage_here: Stage, name: str, content: str, sql: str, expected: list[str]
 ) -> None:
     """JSON numbers and booleans and parquet's types can be computed with; CSV fields are text."""
     if name == "b.parquet":
@@ -166,9 +159,7 @@ def test_sql_has_native_types(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_order_of_many_rows(
-    tmp_path: Path, stage_here: Stage, rows_of: RowsOf, suffix: str
-) -> None:
+def test_order_of_many_rows(tmp_path: Path, stage_here: Stage, suffix: str) -> None:
     """Rows stay in order over batches and row groups, wide values and NULLs included."""
     texts = [None if number % 5 == 0 else f"{number}" * (number % 7) for number in range(30_000)]
     write_texts(tmp_path / f"a{suffix}", texts)
@@ -307,9 +298,7 @@ def write_values(path: Path, values: Iterable[str]) -> str:
 
 
 @pytest.mark.parametrize("sql", ["v", "v || ''", "concat(v)", "v::text", "left(v, 99)"])
-def test_a_value_is_the_text_that_is_written(
-    tmp_path: Path, stage_here: Stage, rows_of: RowsOf, sql: str
-) -> None:
+def test_a_value_is_the_text_that_is_written(tmp_path: Path, stage_here: Stage, sql: str) -> None:
     """Values of all types in one column of JSON lines are text without quotes, and numbers as they
     are written.
     """
@@ -332,7 +321,7 @@ ANYTHING = [value for value in VALUES if value != "null" and len(value) < 50]
     ],
 )
 def test_no_text_depends_on_another_row(
-    tmp_path: Path, stage_here: Stage, rows_of: RowsOf, sql: str, values: list[str]
+    tmp_path: Path, stage_here: Stage, sql: str, values: list[str]
 ) -> None:
     """Whatever else is in the file, a row has the text that it has in a file of its own."""
     alone = [
@@ -460,7 +449,6 @@ IN_UTF_8 = ["Grün", "zwei"]
 def test_remedies_work_as_printed(
     tmp_path: Path,
     stage_here: Stage,
-    rows_of: RowsOf,
     name: str,
     content: str | bytes,
     wanted: dict[str, Any],

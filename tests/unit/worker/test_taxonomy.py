@@ -31,6 +31,7 @@ from chunkvisor_worker.plugin import BadOutputError, PluginError
 from chunkvisor_worker.tokenizer import WrongModelError
 from harness import ROOT
 from late import Late
+from torchwords import oom
 
 LOAD, START, TOKENIZE, INIT, FORWARD, WRITE = (
     Phase.MODEL_LOAD,
@@ -58,8 +59,8 @@ Connect = stand_in("httpx2.ConnectError", stand_in("httpx2.TransportError"))
 NotCached = stand_in("huggingface_hub.errors.LocalEntryNotFoundError", FileNotFoundError)
 
 
-def replied(status: int, reply: str) -> BaseException:
-    """The error that urllib raises for a reply."""
+def replied(status: int, reply: str = "") -> BaseException:
+    """The error that urllib raises for the reply of a server that a plug-in asks."""
     return urllib.error.HTTPError("http://h", status, "why", Message(), io.BytesIO(reply.encode()))
 
 
@@ -111,11 +112,6 @@ def hub(status: int) -> BaseException:
     )
 
 
-def with_status(status: int) -> BaseException:
-    """The answer of a server that a plug-in asks."""
-    return urllib.error.HTTPError("http://127.0.0.1/v1/embeddings", status, "?", Message(), None)
-
-
 def chained(*links: BaseException) -> BaseException:
     """The first, raised from the second, and so on."""
     for link, cause in itertools.pairwise(links):
@@ -123,13 +119,7 @@ def chained(*links: BaseException) -> BaseException:
     return links[0]
 
 
-OOM = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
-    "which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.0 GiB memory in "
-    "use. Of the allocated memory 70.0 GiB is allocated by PyTorch, and 6.0 GiB is reserved by "
-    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-)
+OOM = oom("2.00 GiB", "79.10 GiB", "1.20 GiB", "77.0 GiB")
 CUBLAS = "CUDA error: CUBLAS_STATUS_{} when calling `cublasCreate(handle)`"
 CUDNN = "cuDNN error: CUDNN_STATUS_{}"
 CPU_ALLOCATOR = (
@@ -226,15 +216,15 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
          "been disabled."))),
     # What a plug-in asks
     (FORWARD, "service-busy", Busy(5)),
-    (FORWARD, "service-busy", with_status(429)),
-    *((FORWARD, "service-failed", with_status(status)) for status in (408, 500, 529)),
+    (FORWARD, "service-busy", replied(429)),
+    *((FORWARD, "service-failed", replied(status)) for status in (408, 500, 529)),
     (FORWARD, "service-failed", replied(500, "out of memory")),
     *((FORWARD, "batch-too-large", replied(status, reply)) for status, reply in (
         (413, ""), (422, "batch size 64 > maximum allowed batch size 32"), (500, "too many inputs"))),
     *((FORWARD, "unknown-on-texts", replied(status, reply)) for status, reply in (
         (413, "`inputs` must have less than 512 tokens"), (422, "no such model"))),
     (FORWARD, "service-failed", chained(urllib.error.URLError("?"), ConnectionRefusedError(errno.ECONNREFUSED, "no"))),
-    (FORWARD, "unknown-on-texts", with_status(400)),
+    (FORWARD, "unknown-on-texts", replied(400)),
     # Model and configuration
     (INIT, "allocator-config", ValueError("Unrecognized key 'x' in Accelerator allocator config.")),
     (LOAD, "import-failed", ImportError("libcudart.so.13: cannot open shared object file: No such "
@@ -568,21 +558,6 @@ def test_the_page_on_gpus_names_rules_as_they_are() -> None:
     lines = re.findall(r"^- .+: `([\w-]+)`, `(\w+)`, ", page, re.MULTILINE)
     assert len(lines) >= 14
     assert all(outcome == OF_RULE[name].outcome for name, outcome in lines)
-
-
-def oom(
-    wanted: str, total: str, free: str, ours: str = "", other: str = "", allocated: str = "2.58 GiB"
-) -> str:
-    """Torch's message, since 2.2."""
-    named = f"Process 2048 has {other} memory in use. " if other else ""
-    named += (
-        f"Including non-PyTorch memory, this process has {ours} memory in use. " if ours else ""
-    )
-    return (
-        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} "
-        f"of which {free} is free. {named}Of the allocated memory {allocated} is allocated by "
-        "PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated."
-    )
 
 
 @pytest.mark.parametrize(
