@@ -18,7 +18,7 @@ SUFFIXES = [form + end for form in FORMATS for end in ENDS if form != ".parquet"
 BIG = 17 << 20
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".CSV", ".Txt.GZ"])
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".parquet", ".CSV", ".Txt.GZ"])
 def test_every_format_and_compression(tmp_path: Path, stage_here: Stage, suffix: str) -> None:
     """Rows come out as they were written, equal ones share one text, and texts are numbered by
     first occurrence.
