@@ -99,9 +99,9 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the config, e.g. chunk.size=200.",
+    help="Override a config key, e.g. chunk.size=200.",
 )
-json_option = flag("--json", "as_json", help="Print JSON, for programs.")
+json_option = flag("--json", "as_json", help="Print JSON.")
 stop_after = click.option(
     "--stop-after",
     "stop_after_s",
