@@ -37,8 +37,9 @@ from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown, umask
 KILL_AT = "drivers.kill_at"
 _WORKER = "chunkvisor_worker"
 _MODULES = (_WORKER, f"{_WORKER}.template", f"{_WORKER}.probe", "chunkvisor.sources.stage", KILL_AT)
-COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
-"""Of `chunkvisor`, under this interpreter."""
+COMMAND_LINE = (sys.executable, "-m", "chunkvisor")
+"""Of `chunkvisor`, under this interpreter. Not by `-c`: in a folder that was deleted, Python 3.13.0
+raises SystemError instead of AttributeError then, and pydantic cannot be imported."""
 _SHADOWS = [
     "chunkvisor_worker",
     "chunkvisor",
