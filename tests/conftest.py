@@ -9,6 +9,7 @@ import importlib.util
 import os
 import resource
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ settings.register_profile("steady", derandomize=True, max_examples=40, **PATIENT
 settings.register_profile("soak", database=None, max_examples=400, **PATIENT)
 settings.load_profile("soak" if SOAK_SEED else "steady")
 
+# A job of a shell's background ignores it, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of torch that wait for one another turn, and take the time of the tests beside them.
