@@ -79,7 +79,7 @@ test-nullgpu-newer: ## the same, of those for which it matters, with torch 2.14.
 	$(call ON_NULLGPU,2.14.1,tests/nullgpu -m newer)
 
 test-lowest: $(READY) ## run a part of the tests with the lowest versions of everything that pyproject.toml allows
-	$(BIN)/python tests/lowest.py --python $(PYTHON)
+	$(BIN)/python tests/lowest.py
 
 coverage: $(READY) ## tell which lines `make test` runs; no number is asked for
 	$(BIN)/coverage erase

@@ -1,13 +1,10 @@
 """Runs a part of the tests with the lowest versions that pyproject.toml allows: `make test-lowest`.
 
-    python tests/lowest.py [--python PYTHON] [TESTS...]
-
 The environment is made anew in .lowest. Left out are the extras `worker`, `minilm` and `ray`, which
 are of gigabytes: tests that need a model skip. The newest versions are those of constraints.txt,
 which every other verb uses.
 """
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -33,23 +30,18 @@ def lowest(requirements: list[str]) -> list[str]:
 
 def main() -> int:
     """The program."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("tests", nargs="*", default=SMOKE)
-    arguments = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = lowest([*project["dependencies"], *extras["notify"]])
     folder = ROOT / ".lowest"
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([arguments.python, "-m", "venv", str(folder)], check=True)
-    options = "-m pip install --quiet --disable-pip-version-check"
-    pip = [str(folder / "bin" / "python"), *options.split()]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *wanted, *TOOLS], check=True)
-    subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
+    subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True)
     print("lowest:", *wanted, flush=True)
     return subprocess.run(
-        [str(folder / "bin" / "pytest"), "-q", "-n", "2", *arguments.tests], cwd=ROOT, check=False
+        [folder / "bin" / "pytest", "-q", "-n", "2", *SMOKE], cwd=ROOT, check=False
     ).returncode
 
 

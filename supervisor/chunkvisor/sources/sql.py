@@ -174,9 +174,9 @@ class SqlReader:
             raise config_error(
                 f"`{key}` is not one expression: {sql}", "Write one expression over the columns."
             )
-        # error() is constant enough: DuckDB calls it volatile to keep it in its place. From 2.0.1 on
-        # it calls `+` and others unstable for a TIMESTAMPTZ alone: they follow the time zone, set
-        # above.
+        # error() is constant enough: DuckDB calls it volatile to keep it in its place. From 2.0.1
+        # on it calls `+` and others unstable, but only those kinds of them that take a TIMESTAMPTZ:
+        # they follow the time zone, which is set above.
         unstable = self._execute(
             "SELECT lower(function_name) AS name FROM duckdb_functions() GROUP BY name "
             "HAVING NOT bool_or(stability = 'CONSISTENT') AND name NOT IN ('error', 'assert_true')"
