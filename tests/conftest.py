@@ -6,6 +6,7 @@ import contextlib
 import gc
 import hashlib
 import importlib.util
+import multiprocessing
 import os
 import resource
 import secrets
@@ -35,6 +36,9 @@ settings.load_profile("soak" if SOAK_SEED else "steady")
 
 # A job of a shell's background ignores it, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# For another method, from Python 3.14 on the default, the first lock (one of tqdm's) starts a
+# process that lives as long as this one: a test would leave it behind.
+multiprocessing.set_start_method("fork")
 # Threads of numpy that multiply nothing are a third of the price of a process that does nothing.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of torch that wait for one another turn, and take the time of the tests beside them.

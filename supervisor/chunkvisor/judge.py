@@ -1,5 +1,6 @@
 """Judges whether a worker still makes progress, and what became of one that has ended. Pure."""
 
+import re
 import signal
 from dataclasses import replace
 from enum import Enum, StrEnum
@@ -343,9 +344,9 @@ def describe_exit(code: int) -> str:
 
 def _stack_head(log_tail: str) -> str:
     """Say where a hung worker was, from the stack that faulthandler wrote at SIGABRT."""
-    _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    lines = [line.strip() for line in stack.splitlines()[:3]] if found else []
-    frames = [line for line in lines if line.startswith("File ")]
+    # The last is the main thread's. Behind it Python 3.14 writes the stack of C, of `Binary file`s.
+    stacks = re.findall(r"recent call first\):\n((?:  File .*\n?){1,3})", log_tail)
+    frames = re.findall("File .*", stacks[-1]) if stacks else []
     # Frames of the worker's own package are left out if there are others, which say more.
     frames = [line for line in frames if "/chunkvisor_worker/" not in line] or frames[:1]
     return "; it was at " + ", called from ".join(frames) if frames else ""

@@ -22,10 +22,20 @@ GPU_LOST = Fault(
     Phase.FORWARD, (Cause("builtins.ValueError", (), "GPU has fallen off the bus"),), ""
 )
 AT_TEXTS = Beat(1, 1, Phase.FORWARD)
-SEGFAULT_LOG = (
-    "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call "
-    "first):\n"
-)
+SEGFAULT_LOG = """loading
+Fatal Python error: Segmentation fault
+
+Thread 0x2 [beat] (most recent call first):
+  File "/lib/threading.py", line 1024 in run
+
+Current thread 0x1 [python] (most recent call first):
+  File "/p/mine.py", line 7 in encode
+  File "/p/chunkvisor_worker/job.py", line 9 in main
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/lib/libc.so.6", at abort+0x24 [0x1]
+"""
+"""As Python 3.14 writes it; earlier ones name no thread and have no stack of C."""
 ASSERT_LOG = "device-side assert triggered\nFatal Python error: Aborted\n"
 NO_PACKAGE_LOG = "/usr/bin/python: No module named chunkvisor_worker"
 
@@ -86,7 +96,7 @@ WITHOUT_A_RECORD: dict[str, Row] = {
     "hung": (
         Evidence(-6, EndedBy.HANG, "no progress for 9 s", log_tail=SEGFAULT_LOG),
         Outcome.HUNG,
-        "for 9 s",
+        'for 9 s; it was at File "/p/mine.py", line 7 in encode',
     ),
     "found at a resume": (
         Evidence(None, log_tail=SEGFAULT_LOG),

@@ -185,7 +185,7 @@ class SqlReader:
         called = {
             each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
         }
-        others = called & {*_BEYOND_ONE_ROW, *(name for (name,) in unstable)}
+        others = called & {*_BEYOND_ONE_ROW, *itertools.chain(*unstable)}
         for name, as_text in _column_uses(node):
             self._used[name.casefold()] = name
             if not as_text:

@@ -1,6 +1,7 @@
 """The record of a fault, made of the strangest exceptions."""
 
 import errno
+import io
 import json
 import urllib.error
 from email.message import Message
@@ -95,8 +96,8 @@ def test_what_a_server_asks_to_wait(said: str | None, least: float) -> None:
     headers = Message()
     if said is not None:
         headers["Retry-After"] = said
-    busy = urllib.error.HTTPError("http://127.0.0.1/", 429, "?", headers, None)
-    wait_s = fault_of(chained(RuntimeError("no vectors"), busy), Phase.FORWARD).wait_s
+    with urllib.error.HTTPError("http://127.0.0.1/", 429, "?", headers, io.BytesIO()) as busy:
+        wait_s = fault_of(chained(RuntimeError("no vectors"), busy), Phase.FORWARD).wait_s
     assert (wait_s >= least) if least else wait_s == 0
 
 
