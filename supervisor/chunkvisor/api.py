@@ -31,7 +31,6 @@ from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_o
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
-from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
 from chunkvisor.store.attempt import read_tail
@@ -380,7 +379,7 @@ class _Listener(Observer):
     def __init__(self, on_event: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_event = on_event
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+    def event(self, event: Event) -> None:
         """Call the function."""
         self._on_event(event.name, event.details())
 

@@ -39,7 +39,7 @@ def attempt(
     files.folder.mkdir()
     model = ModelSpec("m", encoder="scripted:make")
     draft = Spec(
-        *("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec()),
+        *("print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec()),
         import_path=(str(folder),),
         limits=Limits(rows=8),
         canary_row=canary_row,

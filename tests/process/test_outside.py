@@ -72,7 +72,7 @@ def test_two_jobs_in_one_folder_do_not_collide(tmp_path: Path) -> None:
     samples = list[tuple[str, frozenset[tuple[str, str]]]]()
     for name in ("one", 'tw"o\\\n'):
         metrics = Metrics(tmp_path / f"{len(samples)}.prom", tmp_path / name)
-        metrics.event(OutputOpened("out", 4, 4, 1), RunState(outputs={"out": Progress(4)}))
+        metrics.watch(RunState(outputs={"out": Progress(4)}))
         metrics.close()
         text = (tmp_path / f"{len(samples)}.prom").read_text()
         for family in prometheus.text_string_to_metric_families(text):
@@ -213,10 +213,10 @@ def test_notices_are_for_what_needs_a_person(
 
     monkeypatch.setattr(notices_module, "sender_to", lambda _: (Sender(), []))
     notices = Notices(["x"], Layout(tmp_path), None)
-    state = RunState()
+    notices.watch(RunState())
     for event in happened:
-        state.apply(event, 1.0)
-        notices.event(event, state)
+        notices.state.apply(event, 1.0)
+        notices.event(event)
     notices.close()
     assert got == told
 
@@ -236,7 +236,7 @@ def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(notices_module, "END_S", 0.1)
     notices = Notices(["x"], Layout(tmp_path), InvocationFiles(tmp_path))
     for code in (3, 130, 74, 143):
-        notices.event(Halted(code, "x"), RunState())
+        notices.event(Halted(code, "x"))
     wait_for(lambda: len(told) == 2)
     notices.close()
     assert told == ["ended with exit code 3", "ended with exit code 74"]

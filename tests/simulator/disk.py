@@ -22,7 +22,7 @@ MISSING, VECTOR, BAD = 0, 1, 2  # what a text has: nothing yet, its vector, or i
 DIMENSION = 4
 FACTS = Facts(DIMENSION)
 DAMAGED = -1  # in the place of a vector that is not what was written
-_JOB = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
+_JOB = Spec("", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
 
 Vectors = dict[int, int]
 """A file of vectors: by text, a number that stands for its vector. A right one is the text's own

@@ -39,7 +39,7 @@ from chunkvisor_worker.contract.messages import (
 from .disk import FACTS
 
 GPU_BYTES = 16 << 30
-_SPEC = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
+_SPEC = Spec("", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
 
 
 class Signals:
@@ -102,7 +102,8 @@ class Worker:
         start = task.texts[0]
         stop = task.texts[-1] + 1
         skip = tuple(text - start for text in range(start, stop) if text not in task.texts)
-        self.spec = replace(_SPEC, chunk=task.chunk, start=start, stop=stop, skip=skip)
+        cold = task.cold_start
+        self.spec = replace(_SPEC, chunk=task.chunk, start=start, stop=stop, skip=skip, fresh=cold)
 
     # --- see engine.Worker
 
@@ -229,16 +230,8 @@ class Engine:
     def is_preparing(self, _station: DeviceHandle) -> bool:
         return False
 
-    def start(
-        self,
-        _station: DeviceHandle,
-        files: Any,
-        _spec: Spec,
-        *,
-        fresh: bool,
-        blocking_launches: bool,
-    ) -> EngineWorker:
-        self._started(files, fresh)
+    def start(self, _station: DeviceHandle, files: Any, spec: Spec) -> EngineWorker:
+        self._started(files, spec.fresh)
         return files  # type: ignore[no-any-return]
 
     def close(self) -> None:

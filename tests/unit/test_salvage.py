@@ -28,9 +28,7 @@ VECTORS = np.arange(1, 31, dtype=np.float32).reshape(10, 3)
 
 def spec(skip: tuple[int, ...] = ()) -> Spec:
     """Ten texts, of which those in `skip` have their vectors."""
-    return Spec(
-        "run", "print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip
-    )
+    return Spec("print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def main() -> None:
     files = AttemptFiles(Path(folder))
     with recorded(files.fault, Phase.MODEL_LOAD):
         path, commit = fetch(name, revision or None, backend)
-        write_atomic(files.result, json.dumps({"path": path, "revision": commit}).encode())
+        write_atomic(files.result, [json.dumps({"path": path, "revision": commit}).encode()])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor_worker.contract.correctness import install_for, kwargs_without_code
+from chunkvisor_worker.contract.correctness import (
+    install_for,
+    kwargs_without_code,
+    numbers_of,
+)
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.secrets import masked
@@ -130,7 +134,7 @@ def load_model(spec: ModelSpec, device: str, load_log: LoadLog) -> Any:
 
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") == "torch" and "torch_dtype" not in model_kwargs:
-        name = "torch_dtype" if transformers_version() < "transformers 4.56" else "dtype"
+        name = "torch_dtype" if numbers_of(transformers_version()) < [4, 56] else "dtype"
         model_kwargs.setdefault(name, spec.dtype)
     with load_log.collecting():
         with _running_code_of(spec):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chunkvisor_worker.contract.correctness import kwargs_without_code
+from chunkvisor_worker.contract.correctness import kwargs_without_code, numbers_of
 from chunkvisor_worker.contract.files import read_json
 
 # Texts of six languages; then digits, cases, accents, letters and spaces that a normalizer changes.
@@ -79,7 +79,7 @@ def tokenizer_of_file(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -
     asked = tokenizer_kwargs_of(settings, kwargs)
     kind = type(tokenizer)
     # Tokenizers in Python do not read the file, version 4 always did, a model's own code may not.
-    known = hasattr(tokenizer, "backend_tokenizer") and transformers_version() > "transformers 5"
+    known = hasattr(tokenizer, "backend_tokenizer") and numbers_of(transformers_version()) >= [5]
     if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
         return tokenizer
     if any(asked.get(key) is not None for key in _ON_PURPOSE):

@@ -185,7 +185,7 @@ def tune(
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
             raise config_error(f"cannot edit {config} automatically", f"Set by hand: {lines}")
         mode = target.stat().st_mode & 0o777
-        write_atomic(target, text.encode("utf-8"))
+        write_atomic(target, [text.encode("utf-8")])
         target.chmod(mode)
         print_lines(f"{config}: written", err=True)
 

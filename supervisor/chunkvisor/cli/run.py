@@ -234,7 +234,7 @@ def _view_of_run(quiet: bool, log_format: str) -> "Iterator[Observer]":
             yield lines
         except Halt as halt:
             if lines.state.ending is None:  # a run that has begun reports its end itself
-                lines.event(Halted(**halt.details()), lines.state)
+                lines.event(Halted(**halt.details()))
             sys.exit(int(halt.code))
     elif least is Weight.NEWS and can_draw(sys.stderr):
         from chunkvisor.show.terminal import Live  # late: it imports rich

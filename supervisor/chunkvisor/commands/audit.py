@@ -30,7 +30,7 @@ from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_models
 from chunkvisor_worker.contract.correctness import allowed_difference
-from chunkvisor_worker.contract.files import write_blocks
+from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 # Added to the allowed difference, by the dtype of the final file: float16 has 11 bits.
@@ -176,7 +176,7 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
             "Give the config, and have one output without its own `encode`.",
             why="model.expect is checked with that section, without the overrides of outputs",
         )
-    write_blocks(path, fit.expected)
+    write_atomic(path, fit.expected)
     return len(fit.expected)
 
 

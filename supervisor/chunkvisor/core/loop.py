@@ -389,15 +389,7 @@ class Loop:
         output = self._outputs[task.output]
         try:
             folder = output.new_attempt(task, handle, start.limits, start.canary)
-            # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
-            blocking = task.charged_failures[-1:] == (Outcome.DEVICE_FAULT,)
-            process = self._engine.start(
-                handle,
-                folder.files,
-                folder.spec,
-                fresh=task.cold_start,
-                blocking_launches=blocking,
-            )
+            process = self._engine.start(handle, folder.files, folder.spec)
         except OSError as error:
             gone = output.gone(error)
             if gone:

@@ -21,6 +21,7 @@ from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
@@ -189,6 +190,8 @@ class OutputRun:
             threads=site.threads or self.job.threads,
             skip=tuple(text - first for text in range(first, stop) if text not in wanted),
             limits=limits,
+            fresh=task.cold_start,
+            blocking_launches=task.charged_failures[-1:] == (Outcome.DEVICE_FAULT,),
             canary_row=own,
         )
         spec = write_attempt(files, draft, self.read_texts(task.texts), good)

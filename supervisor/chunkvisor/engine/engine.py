@@ -67,19 +67,8 @@ class Engine(Protocol):
     def is_preparing(self, handle: DeviceHandle) -> bool:
         """Say whether a start there has to wait, since a template is still loading the model."""
 
-    def start(
-        self,
-        handle: DeviceHandle,
-        files: AttemptFiles,
-        spec: Spec,
-        *,
-        fresh: bool,
-        blocking_launches: bool,
-    ) -> Worker:
-        """Start a worker for the attempt; with `fresh`, a new interpreter.
-
-        Raises OSError if none can be started, Halt.
-        """
+    def start(self, handle: DeviceHandle, files: AttemptFiles, spec: Spec) -> Worker:
+        """Start a worker for the attempt. Raises OSError if none can be started, Halt."""
 
     def close(self) -> None:
         """End the engine's own processes; all workers have ended."""

@@ -398,20 +398,12 @@ class LocalEngine:
         """See Engine."""
         return self.loading
 
-    def start(
-        self,
-        handle: DeviceHandle,
-        files: AttemptFiles,
-        spec: Spec,
-        *,
-        fresh: bool,
-        blocking_launches: bool,
-    ) -> Worker:
+    def start(self, handle: DeviceHandle, files: AttemptFiles, spec: Spec) -> Worker:
         """See Engine."""
         environment = self._environment(handle.device, spec.threads)
-        if blocking_launches:
+        if spec.blocking_launches:
             environment["CUDA_LAUNCH_BLOCKING"] = "1"
-        if not fresh and self.warm:
+        if self.warm and not spec.fresh:
             worker = self._fork(files, environment)
             if worker:
                 return worker

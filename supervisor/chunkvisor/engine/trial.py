@@ -74,7 +74,6 @@ def try_texts(
     threads = len(os.sched_getaffinity(0))
     environment = worker_environment(os.environ, device, secrets.token_hex(8), env, threads=threads)
     draft = Spec(
-        run_id="trial",
         fingerprint="trial",
         output="trial",
         chunk=0,

@@ -63,7 +63,7 @@ class Journal:
         self._summed_bytes = offset
         with contextlib.suppress(OSError):
             sums = to_json(Sums(offset, self.state))
-            write_atomic(self._path.with_suffix(".sums"), sums, durable=False)
+            write_atomic(self._path.with_suffix(".sums"), [sums], durable=False)
 
     def write(self, event: Event) -> None:
         """Append one event, if the disk has room, and add it to the state.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.events import event as events
-from chunkvisor.events.event import STOPPING, Event, plain
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import merge_peaks
@@ -176,7 +175,7 @@ class RunState:
         """Add up a count of all outputs."""
         return sum(getattr(each, name) for each in self.outputs.values())
 
-    def apply(self, event: Event, t: float) -> None:
+    def apply(self, event: events.Event, t: float) -> None:
         """Add an event that happened at `t`, seconds since the epoch."""
         if isinstance(event, events.Invoked):
             # A new run: forget the one before, except for the first five fields. The observers
@@ -203,7 +202,7 @@ class RunState:
         self.last_event_s = t
         stage = event.stage and event.stage.format_map(vars(event))
         # A worker may still get its device while the run stops: it is shown as stopping even so.
-        if stage and not (isinstance(event, events.Go) and self.doing == STOPPING):
+        if stage and not (isinstance(event, events.Go) and self.doing == events.STOPPING):
             self.doing = stage
         if stage or isinstance(event, events.OutputOpened):
             self.waits_for = ""
@@ -214,7 +213,7 @@ class RunState:
         else:
             self._of_run(event, t)
 
-    def _of_run(self, event: Event, t: float) -> None:
+    def _of_run(self, event: events.Event, t: float) -> None:
         match event:
             case events.RunStarted():
                 self.wanted = event.outputs
@@ -239,7 +238,7 @@ class RunState:
                 _add(self.phases_s, event.phase_s)
             case events.Waiting():
                 self.waits_until_s = t + event.delay_s
-                self.waits_for = plain(event.reason)
+                self.waits_for = events.plain(event.reason)
             case events.Halted():
                 self.ending = event
             case events.RunEnded():

@@ -23,8 +23,8 @@ from chunkvisor.store.identity import TEXT_KEYS, Fixed
 from chunkvisor.store.records import digest_file
 from chunkvisor.store.reuse import ReuseFiles
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import write_blocks
-from chunkvisor_worker.contract.messages import Facts, Spec
+from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.messages import Facts
 
 _ROWS_AT_ONCE = 1 << 18
 
@@ -33,7 +33,6 @@ def finish_output(
     inputs: JoinInputs,
     form: Form,
     fixed: Fixed,
-    job: Spec,
     model: ModelSource,
     keep_chunks: bool,
     more: dict[str, Any],
@@ -41,8 +40,7 @@ def finish_output(
 ) -> dict[str, Any]:
     """Join and publish the output; return the fields of the event `OutputComplete`.
 
-    `job` is what the specs of all attempts have in common; `more` are further entries of the
-    manifest. Raises Halt, OSError, and what `on_wait` raises.
+    `more` are further entries of the manifest. Raises Halt, OSError, and what `on_wait` raises.
     """
     ledger = inputs.ledger
     table = inputs.table
@@ -57,11 +55,11 @@ def finish_output(
     facts = ledger.facts
     assert facts
     cut = _record_cut(inputs, on_wait)
-    prompt = job.encode.prompt
+    values = fixed.identity.values
+    prompt = values.get("encode.prompt")
     if prompt is None and facts.loaded:
         prompt = facts.loaded.prompt
-    max_length = facts.max_length or job.model.max_length
-    values = fixed.identity.values.items()
+    max_length = facts.max_length or values.get("model.max_length")
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
@@ -73,14 +71,14 @@ def finish_output(
         "zero_rows": final.zero_rows,
         "model": {
             **_section(fixed, "model."),
-            "dtype": facts.dtype or job.model.dtype,
+            "dtype": facts.dtype or values["model.dtype"],
             "max_length": max_length,
             "loaded": asdict(facts.loaded) if facts.loaded else None,
         },
         # The text of the prompt, also if it was chosen by name or is the model's default.
         "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
-        "text": {key: value for key, value in values if key in TEXT_KEYS},
+        "text": {key: value for key, value in values.items() if key in TEXT_KEYS},
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "generation": layout.generation,
@@ -164,7 +162,7 @@ def _record_cut(inputs: JoinInputs, on_wait: OnWait) -> dict[str, Any] | None:
                 yield tokens.tobytes()
                 on_wait()
 
-    write_blocks(layout.cut_rows, tokens_before_the_cut())
+    write_atomic(layout.cut_rows, tokens_before_the_cut())
     if not count:
         return {"rows": 0}
     digest = f"sha256:{digest_file(layout.truncated_kept)}"

@@ -55,7 +55,7 @@ from chunkvisor_worker.contract.files import (
     remove_folder,
     set_aside,
     sync_folder,
-    write_blocks,
+    write_atomic,
 )
 from chunkvisor_worker.contract.frozen import frozen
 
@@ -324,7 +324,7 @@ def list_quarantined(layout: OutputLayout, rows: Iterator[BadRow]) -> Manifest:
             fields["quarantined_rows"] += 1
             yield json.dumps(row).encode() + b"\n"
 
-    write_blocks(layout.quarantined_kept, lines())
+    write_atomic(layout.quarantined_kept, lines())
     digest = f"sha256:{digest_file(layout.quarantined_kept)}"
     return fields | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
 

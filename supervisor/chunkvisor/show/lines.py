@@ -37,9 +37,12 @@ class Observer:
     state = RunState()
     """What all events add up to: the same object throughout a run, to be read only."""
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - subclasses use it
-        """Take an event, which the state has already."""
+    def watch(self, state: RunState) -> None:
+        """Take the state of the run that begins: called once, before the first event."""
         self.state = state
+
+    def event(self, event: Event) -> None:
+        """Take an event, which the state has already."""
 
     def tick(self) -> None:
         """Take note of the time: called a few times a second while the run lives."""
@@ -62,9 +65,12 @@ class Observers(Observer):
         self._guarded = list(guarded)
         self._others = observers
 
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
-        self._call("event", event, state)
+    def watch(self, state: RunState) -> None:
+        super().watch(state)
+        self._call("watch", state)
+
+    def event(self, event: Event) -> None:
+        self._call("event", event)
 
     def tick(self) -> None:
         self._call("tick")
@@ -117,12 +123,11 @@ class Console(Observer):
         self.in_words: Callable[[str], str] = str
         """Rewrites each line for the caller, such as `row 3` as `texts[3]`."""
 
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
+    def event(self, event: Event) -> None:
         if event.weight >= self._least and event.line:
             self._write_with_time(event.line)
         if isinstance(event, Halted | RunEnded):
-            closing = snapshot_of(state).closing_line
+            closing = snapshot_of(self.state).closing_line
             if closing:
                 self.say(closing)
         if isinstance(event, Halted) and self._last_words:
@@ -154,14 +159,13 @@ class JsonLines(Observer):
     def __init__(self, least: Weight) -> None:
         self._least = least
 
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
+    def event(self, event: Event) -> None:
         if event.weight >= self._least or isinstance(event, Halted | RunEnded):
             line = json.dumps({"t": round(time.time(), 3), "event": event.name, **event.details()})
             _write_line(sys.stderr, line)
 
     def say(self, text: str) -> None:
-        self.event(Note(text), self.state)
+        self.event(Note(text))
 
 
 def _write_line(stream: TextIO | None, line: str) -> None:
@@ -181,7 +185,7 @@ class Logger(Observer):
         self._is_shown = is_shown
         self._in_words = in_words
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - it needs no state
+    def event(self, event: Event) -> None:
         if event.line and (LOGGER.hasHandlers() or not self._is_shown):
             LOGGER.log(_LEVELS[event.weight], "%s", self._in_words(event.line))
 

@@ -110,4 +110,4 @@ class Metrics(Observer):
         data = "\n".join([*lines, ""]).encode(errors="replace")
         # Others may read the file, unlike the workdir: node_exporter is another user.
         with contextlib.suppress(OSError):
-            write_atomic(self._path, data, durable=False)
+            write_atomic(self._path, [data], durable=False)

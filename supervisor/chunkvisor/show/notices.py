@@ -12,8 +12,6 @@ from typing import Any
 
 from chunkvisor.errors import ExitCode
 from chunkvisor.events import event as events
-from chunkvisor.events.event import Event
-from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Observer
 from chunkvisor.show.snapshot import snapshot_of
 from chunkvisor.store.layout import InvocationFiles, Layout
@@ -41,7 +39,8 @@ class Notices(Observer):
         self._thread = Thread(target=self._deliver, name="notices", daemon=True)
         self._thread.start()
 
-    def event(self, event: Event, state: RunState) -> None:
+    def event(self, event: events.Event) -> None:
+        state = self.state
         match event:
             case events.Quarantined() if state.total("quarantined") == 1:
                 self._enqueue("warning", "a row is quarantined", event.line)

@@ -18,7 +18,6 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from chunkvisor.events import event as events
-from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.messages import advice_on_bad_rows
@@ -123,7 +122,7 @@ class Timeline:
                 self.texts.append((self.running_s, new))
             self._apply(event, at_s, state)
 
-    def _apply(self, event: Event, at_s: float, state: RunState) -> None:
+    def _apply(self, event: events.Event, at_s: float, state: RunState) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
@@ -353,4 +352,4 @@ def write_report(workdir: Path, path: Path) -> None:
     check_target(
         path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head
     )
-    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False)
+    write_atomic(path, [render(workdir, time.time()).encode(errors="replace")], durable=False)

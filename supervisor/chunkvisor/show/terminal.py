@@ -19,7 +19,6 @@ from rich.text import Text
 
 from chunkvisor.events.event import Event, Note, Weight, plain
 from chunkvisor.events.journal import Logged
-from chunkvisor.events.state import RunState
 from chunkvisor.printing import print_lines
 from chunkvisor.show.lines import Observer, can_draw, heartbeat_s
 from chunkvisor.show.snapshot import Snapshot, percent, snapshot_of, take_snapshot
@@ -72,11 +71,10 @@ class Live(Observer):
         self._news = list[Logged]()
         self._drawn_s = 0.0
 
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
-        self._news.append(Logged(state.last_event_s, "", event))
+    def event(self, event: Event) -> None:
+        self._news.append(Logged(self.state.last_event_s, "", event))
         # Draw at once: at the start of a run, it may be long until the next tick.
-        if event.stage and not state.chunks_here:
+        if event.stage and not self.state.chunks_here:
             self._drawn_s = 0.0
             self.tick()
 

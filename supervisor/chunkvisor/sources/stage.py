@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         with contextlib.suppress(OSError):
             if halt is not None:
-                write_atomic(folder / "answer.json", json.dumps(halt.details()).encode())
+                write_atomic(folder / "answer.json", [json.dumps(halt.details()).encode()])
         return halt.code if halt is not None else ExitCode.BUG
     return ExitCode.COMPLETE
 

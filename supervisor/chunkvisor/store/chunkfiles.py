@@ -29,7 +29,7 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout, numbers_in
 from chunkvisor.store.records import read_if_whole, write_record
-from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_blocks
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
@@ -242,7 +242,7 @@ class ChunkFiles:
 
     def _write_rows(self, chunk: int, rows: Vectors) -> None:
         self._make_parts_folder(chunk)
-        write_blocks(self._vectors(chunk), [npy_header(*rows.shape), rows.tobytes()])
+        write_atomic(self._vectors(chunk), [npy_header(*rows.shape), rows.tobytes()])
 
     def _rows(self, chunk: int, dimension: int) -> Vectors:
         count = self.plan.size(chunk)

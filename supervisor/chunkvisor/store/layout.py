@@ -409,7 +409,7 @@ def claim(layout: Layout, outputs: Iterable[str], run_id: str) -> Iterator[LockH
         if not layout.mark.exists():
             about = "the state of a workdir of chunkvisor, which alone writes here"
             mark = {"about": about, "workdir_format": FORMAT}
-            write_atomic(layout.mark, json.dumps(mark).encode() + b"\n")
+            write_atomic(layout.mark, [json.dumps(mark).encode(), b"\n"])
         yield previous
 
 

@@ -54,7 +54,7 @@ def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = 
     data = json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n"
     if len(data) > _LIMIT_BYTES:
         raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
-    write_atomic(path, data, made_in=made_in)
+    write_atomic(path, [data], made_in=made_in)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

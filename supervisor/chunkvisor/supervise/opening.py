@@ -203,7 +203,7 @@ class Opening:
         threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
         # Chunk, attempt, start, stop and digest of the texts (0, "") are set for each attempt.
         job = Spec(
-            *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
+            *(ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
             source.spec(config.model),
             encode_spec(encode),
             import_path=(str(self._request.loaded.folder),),
@@ -220,7 +220,6 @@ class Opening:
                 JoinInputs(ledger, table, reuse),
                 form,
                 fixed,
-                job,
                 source,
                 config.chunk.keep,
                 self._request.more,

@@ -59,11 +59,12 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 event = type(event)(**masked_values(event.details()))
                 troubles.observe(event)
                 journal.write(event)
-                observers.event(event, journal.state)
+                observers.event(event)
 
             emit = report
             # At the end: what workers have started in other process groups is ended as well.
             stack.callback(end_orphans, layout.hidden, run_id)
+            observers.watch(journal.state)
             emit(Invoked(str(layout.workdir), request.typed))
             if previous and previous.has_ended:
                 orphans = end_orphans(layout.hidden, previous.run_id)

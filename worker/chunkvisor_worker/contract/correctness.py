@@ -31,13 +31,18 @@ def allowed_difference(dtype: str, model: ModelSpec) -> float:
     return _ALLOWED.get(dtype, _ALLOWED_ELSE)
 
 
+def numbers_of(version: str) -> list[int]:
+    """Return such as [4, 57, 6], which compares as versions do: as text, 10 is less than 5."""
+    return [int(each) for each in re.findall(r"\d+", version)]
+
+
 def install_for(saved: str) -> str:
     """Return the pip command for a model's code that was saved by version `saved` of transformers.
 
     sentence-transformers 5.7.0 is the last that takes transformers 4. Code of before 4.50 calls
     what later ones lack, or replaces methods that they do not call.
     """
-    numbers = [int(each) for each in saved.split(".") if each.isdigit()]
+    numbers = numbers_of(saved)
     if numbers >= [5]:
         return f"pip install transformers=={'.'.join(map(str, numbers[:3]))}"
     version = "4.49.0" if numbers < [4, 50] else "4.57.6"

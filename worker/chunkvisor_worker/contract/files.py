@@ -83,27 +83,21 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
             sync_folder(each.parent)
 
 
-def write_atomic(
-    path: Path, data: bytes, *, durable: bool = True, made_in: Path | None = None
-) -> None:
-    """Replace `path` by `data` in one rename.
-
-    With `durable` the file and its folder are synced. The temporary file is in the same folder, or
-    in `made_in` on the same file system. Raises OSError, and then nothing has changed.
-    """
-    write_blocks(path, [data], durable=durable, made_in=made_in)
-
-
 def copy_atomic(source: Path, target: Path, *, made_in: Path | None) -> None:
     """Copy a file as `write_atomic` writes one, in bounded memory. Raises OSError."""
     with open(source, "rb") as file:
-        write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
+        write_atomic(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
 
 
-def write_blocks(
+def write_atomic(
     path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None
 ) -> None:
-    """Write blocks of data as `write_atomic` does. Also raises what the iterable raises."""
+    """Replace `path` by these blocks of data in one rename.
+
+    With `durable` the file and its folder are synced. The temporary file is in the same folder, or
+    in `made_in` on the same file system. Raises OSError, and what the iterable raises; then nothing
+    has changed.
+    """
     # Without the pid: what a killed process left there is replaced by the next write. Every path
     # has one writer.
     temporary = (made_in or path.parent) / f".{path.name}.tmp"

@@ -87,7 +87,6 @@ LEAVE = b"leave\n"
 class Spec:
     """One attempt at one chunk."""
 
-    run_id: str
     fingerprint: str
     """Of everything that shapes the vectors; a result counts only under the same one."""
     output: str
@@ -109,6 +108,8 @@ class Spec:
     # Whether the last line of texts.jsonl is a text of another chunk that has a vector: it is
     # encoded first, in a batch by itself, to show that device and model work.
     canary: bool = False
+    fresh: bool = False  # made by a new interpreter, not by a fork of a template
+    blocking_launches: bool = False  # with CUDA_LAUNCH_BLOCKING=1: a traceback names the kernel
     canary_row: int | None = None
     """The line of texts.jsonl that does so if no such text is known; its vector is kept."""
 

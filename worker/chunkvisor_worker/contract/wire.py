@@ -44,7 +44,7 @@ def write_message(path: Path, message: object, *, durable: bool = True) -> None:
     data = to_json(message)
     if len(data) > READ_LIMIT_BYTES:
         raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
-    write_atomic(path, data, durable=durable)
+    write_atomic(path, [data], durable=durable)
 
 
 def read_message(kind: type[Message], path: Path) -> Message | None:

@@ -226,8 +226,7 @@ class Agent:
             handle = self._handles[told.device]
             if not spec:
                 raise OSError(f"{files.spec} did not arrive")
-            blocking = told.blocking_launches
-            worker = engine.start(handle, files, spec, fresh=told.fresh, blocking_launches=blocking)
+            worker = engine.start(handle, files, spec)
         except OSError as error:
             what = f"no worker can be started on {self._name}: {error}"
             cause = Cause("builtins.OSError", (), what, errno=error.errno)

@@ -194,7 +194,7 @@ class Bridge:
             with open(files.log, "ab") as log:
                 log.write(contents.pop(files.log.name, b""))
             for name, content in contents.items():
-                write_atomic(files.folder / name, content, durable=False)
+                write_atomic(files.folder / name, [content], durable=False)
         except OSError:
             # The disk here cannot take it; the parent knows what that means.
             ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))

@@ -177,24 +177,16 @@ class RayEngine:
         node = self._nodes.get(handle.site.node)
         return not node or node.preparing
 
-    def start(
-        self,
-        handle: DeviceHandle,
-        files: AttemptFiles,
-        _spec: Spec,
-        *,
-        fresh: bool,
-        blocking_launches: bool,
-    ) -> Worker:
+    def start(self, handle: DeviceHandle, files: AttemptFiles, spec: Spec) -> Worker:
         """See Engine; what goes wrong at the start is reported later."""
         name = handle.site.node
         number = next(self._numbers)
         node = self._nodes[name]  # `is_preparing` is true of any other
         node.workers[number] = worker = _RayWorker(
-            self._send, name, number, node.warm and not fresh
+            self._send, name, number, node.warm and not spec.fresh
         )
         place = node.devices.index(handle.device)
-        self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
+        self._send(NodeOrder(name, number, str(files.folder), place))
         return worker
 
     def close(self, grace_s: float = _GRACE_S) -> None:

@@ -38,8 +38,6 @@ class NodeOrder:
     worker: int = -1  # the parent's number for the worker
     folder: str = ""  # start the worker with the files in this folder on the parent's machine
     device: int = 0  # its position among the node's devices
-    fresh: bool = False
-    blocking_launches: bool = False
     gate: Limits | None = None  # open the worker's gate
     leave: bool = False  # have the worker end after the batch under way
     signal: int | None = None  # send it to the worker and to all that it has started
