@@ -39,7 +39,7 @@ COLUMNS = 96
 WIDTH = 960
 HEIGHT = 1250
 """Pixels of report.png: the report up to the end of its first chart."""
-PAUSE_S = 0.05
+PAUSE_S = 0.01
 COMPUTING = re.compile(r"chunk (\d+), computing, (\d+)")
 CONFIG = """
 workdir: docstrings

@@ -109,7 +109,7 @@ def test_the_pictures_are_of_today(tmp_path: Path) -> None:
     """A small run draws both, and prints the words that run.svg has."""
     pictures = ROOT / "docs" / "images"
     browser = shutil.which("chromium") or shutil.which("google-chrome")
-    options = ("--rows", "100", "--chunk", "20", "--out", tmp_path)
+    options = ("--rows", "150", "--chunk", "30", "--out", tmp_path)
     said_by(sys.executable, pictures / "draw.py", *options, code=0 if browser else 1)
     # A longer run may take minutes, have more rows in a batch, and be in another phase.
     printed = words_of(tmp_path / "run.svg", "min and more", *PHASES.values())

@@ -174,6 +174,8 @@ def test_bertopic_takes_it(ours: SentenceTransformer) -> None:
 def test_the_page_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of the page does what it says, here with a model of 32 dimensions."""
     block = blocks(ROOT / "docs" / "reference" / "python.md", "python")[1]
+    (other,) = blocks(ROOT / "docs" / "how-to" / "one-file.md", "python")
     (tmp_path / "model").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
     exec(block.text.replace("(2, 384)", "(2, 32)"), {})
+    exec(other.text, {})
