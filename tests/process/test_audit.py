@@ -60,5 +60,6 @@ def test_what_cannot_be_audited_is_said(drifted: Workplace) -> None:
     drifted.does("clean")
     ended = drifted.does("audit", code=78)
     assert "the texts of output out are not in the workdir" in ended.stderr
+    assert "`chunkvisor run CONFIG --from-scratch` makes them again" in ended.stderr
     shutil.rmtree(drifted.hidden / "outputs/out/0001")
     assert "is finished" in drifted.does("audit", code=78).stderr

@@ -279,6 +279,7 @@ def test_starter(folder: Path) -> None:
             "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'",
         ),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
+        ("chunk: {size: ten}", "5: chunk.size: \"ten\" should be an integer, or 'auto'"),
         ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 should be a smaller number, or 'auto'"),
         (
             "device: cpu\ndevice: cuda",

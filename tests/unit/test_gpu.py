@@ -196,7 +196,7 @@ def test_without_a_gpu(
     with halts(69) as caught:
         find_devices(["cuda"], {})
     assert words in caught.value.why
-    assert "`device: cpu` in the config, or `--device cpu`" in caught.value.remedy
+    assert "set device to cpu (`--device cpu` of the command)" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

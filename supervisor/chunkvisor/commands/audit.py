@@ -102,7 +102,8 @@ def _audit_output(
     except DamagedError as error:
         raise config_error(
             f"the texts of output {output.name} are not in the workdir any more, or damaged",
-            "Audit before `chunkvisor clean`, which removes them.",
+            "Audit before `chunkvisor clean`, which removes them. `chunkvisor run CONFIG "
+            "--from-scratch` makes them again, and encodes them.",
             why=str(error),
         ) from None
     # Not the same rows each time: every audit looks at others.

@@ -39,6 +39,7 @@ _WORDS = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "text, or a list of texts",
+    "int_parsing": "an integer",
     "int_parsing_size": "a smaller number",
     "string_pattern_mismatch": "text without a NUL character",
 }

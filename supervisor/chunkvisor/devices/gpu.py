@@ -202,8 +202,8 @@ def find_devices(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
             f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, "
-            "install or load one; start a container with GPU access. Or use the CPU: `device: cpu` "
-            "in the config, or `--device cpu`. `chunkvisor doctor` shows what else is wrong.",
+            "install or load one; start a container with GPU access. Or use the CPU: set device to "
+            "cpu (`--device cpu` of the command). `chunkvisor doctor` shows what else is wrong.",
             why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
         )
     return tuple(visible) if "cuda" in wanted else tuple(visible[index] for index in indices)
