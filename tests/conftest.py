@@ -25,7 +25,7 @@ import forking
 from chunkvisor import child
 from chunkvisor.devices.gpu import ask_smi
 from chunkvisor.engine import process
-from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
+from harness import CLUSTER, MARK, ON_RAY, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look
 # for new ones. Nor is one that fails because the machine is slow just now.
@@ -182,7 +182,7 @@ def engine() -> Iterator[None]:
     """With CHUNKVISOR_TEST_ENGINE=ray all runs use a cluster with one working node; see `make
     test-ray`.
     """
-    if os.environ.get("CHUNKVISOR_TEST_ENGINE") != "ray":
+    if not ON_RAY:
         yield
         return
     with local_cluster(2, head_cores=0) as cluster, pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,7 @@ sha256 (`vector_of`), so a test knows every right vector (`expected`).
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import io
@@ -30,7 +31,8 @@ import yaml
 import chunkvisor
 from chunkvisor import child, judge
 from chunkvisor.cli import main
-from chunkvisor.core import loop
+from chunkvisor.core import loop, policy
+from chunkvisor.devices import gpu
 from drivers.zygote import MARK as MARK
 from forking import COMMAND_LINE, KILL_AT, Forked
 
@@ -50,6 +52,7 @@ ON_RAY = os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
 """Whether this is `make test-ray`."""
 
 _RUN_CHILD = child.run_child
+_ASK_TORCH = gpu.ask_torch
 _ABOUT_A_WORKDIR = ("status", "verify", "clean", "retry", "report")
 """Commands whose argument is the workdir; that of the others is the config."""
 
@@ -58,6 +61,11 @@ local_engine_only = pytest.mark.skipif(
     reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
 )
 """For tests that `make test-ray` leaves out."""
+
+
+Env = Mapping[str, str] | None
+"""Variables of a command, over those of this process."""
+Process = subprocess.Popen[str]
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,11 @@ class Workplace:
         self.config_path.write_text(yaml.safe_dump(config))
         self.set(**changes)
 
+    def prepare(self, texts: Sequence[str | None], encoder: str, **changes: Any) -> None:
+        """Write the texts and the config of a run of them; see `write_config`."""
+        self.write_source(texts)
+        self.write_config(encoder, **changes)
+
     def set(self, **changes: Any) -> None:
         """Change keys of the config, named as for `write_config`."""
         config = yaml.safe_load(self.config_path.read_text())
@@ -133,7 +146,7 @@ class Workplace:
         """The command line of a chunkvisor command, under this interpreter."""
         return [*COMMAND_LINE, *arguments]
 
-    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: Env = None) -> Process:
         """Start a command; both streams are pipes."""
         if self._goes_to_ray(*arguments):
             # The environment of this machine does not travel to the nodes.
@@ -151,12 +164,13 @@ class Workplace:
         )
 
     def call(
-        self, *arguments: str | Path, code: int | None = None, env: Mapping[str, str] | None = None
+        self, *arguments: str | Path, code: int | tuple[int, ...] | None = None, env: Env = None
     ) -> Ended:
-        """Call a command; if a code is given, check it, and that there is no traceback."""
+        """Call a command; if codes are given, check its own, and that there is no traceback."""
         ended = self.execute(list(map(str, arguments)), env or {})
         if code is not None:
-            assert ended.returncode == code, f"{ended.stdout}{ended.stderr}"
+            codes = code if isinstance(code, tuple) else (code,)
+            assert ended.returncode in codes, f"{ended.stdout}{ended.stderr}"
             assert "Traceback" not in ended.stderr, ended.stderr
         return ended
 
@@ -167,7 +181,7 @@ class Workplace:
         with mock.patch.dict(os.environ, env):
             return self._here(arguments)
 
-    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    def run(self, *arguments: str, env: Env = None) -> Ended:
         """Run the config, and check nothing."""
         return self.call("run", self.config_path, *arguments, env=env)
 
@@ -175,34 +189,28 @@ class Workplace:
         """Run the config in a process of its own, and check nothing: some faults kill it."""
         return finish(self.begin(*arguments))
 
-    def begin(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def begin(self, *arguments: str, env: Env = None) -> Process:
         """Start a run of the config in a process of its own."""
         return self.start("run", str(self.config_path), *arguments, env=env)
 
-    def ends(self, code: int, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    def ends(self, code: int, *arguments: str, env: Env = None) -> Ended:
         """Run the config; check the exit code, and that there is no traceback."""
         return self.does("run", *arguments, code=code, env=env)
 
-    def does(
-        self, command: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None
-    ) -> Ended:
+    def does(self, command: str, *arguments: str, code: int = 0, env: Env = None) -> Ended:
         """Call a command with the config or the workdir; check code and traceback."""
         about = self.workdir if command in _ABOUT_A_WORKDIR else self.config_path
         return self.call(command, about, *arguments, code=code, env=env)
 
     def gives(
-        self,
-        texts: Sequence[str | None],
-        *arguments: str,
-        bad: Sequence[int] = (),
-        env: Mapping[str, str] | None = None,
+        self, texts: Sequence[str | None], *arguments: str, bad: Sequence[int] = (), env: Env = None
     ) -> Ended:
         """Run the config; check that it finishes with the vectors of these texts (see `has`)."""
         ended = self.ends(3 if bad else 0, *arguments, env=env)
         self.has(texts, bad)
         return ended
 
-    def stop(self, process: subprocess.Popen[str]) -> Ended:
+    def stop(self, process: Process) -> Ended:
         """Stop a run at once, by a second signal; two at the same time would be taken for one."""
         before = len(self.named("draining"))
         process.terminate()
@@ -214,14 +222,17 @@ class Workplace:
         """Run a command in this process; an exception becomes exit code 1 with a traceback.
 
         The sources are read in this process as well (to load DuckDB takes a quarter of a second),
-        and short pauses of the program are cut shorter.
+        torch is asked for GPUs once (to import it takes seconds), and short pauses of the program
+        are cut shorter.
         """
         stdout, stderr, code = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
             mock.patch.object(child, "run_child", _child_here),
+            mock.patch.object(gpu, "ask_torch", lambda _: _what_torch_says()),  # noqa: PT008 - not before
             mock.patch.object(loop, "_PAUSE_S", 0.02),
             mock.patch.object(judge, "BACKOFF_S", 0.01),
+            mock.patch.object(policy, "MEMORY_PAUSE_S", 0.01),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
         ):
@@ -292,6 +303,11 @@ class Workplace:
     def named(self, *names: str) -> list[dict[str, Any]]:
         """The events of these names, in their order; none while there is no journal."""
         return [event for event in self.events() if event["event"] in names]
+
+
+@functools.cache
+def _what_torch_says() -> gpu.ProbeReading:
+    return _ASK_TORCH(os.environ)
 
 
 def _child_here(
@@ -369,7 +385,7 @@ def said_by(
     code: int = 0,
     text: str = "",
     cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
+    env: Env = None,
     limit_s: float = 280,
 ) -> str:
     """What a program prints that is given this text and has to end with that code."""
@@ -425,11 +441,9 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     return value
 
 
-def finish(
-    process: subprocess.Popen[str], timeout_s: float = 240, code: int | None = None
-) -> Ended:
-    """Wait for the end; a command that takes longer, or ends with another code than the one given,
-    fails the test with what it has said.
+def finish(process: Process, timeout_s: float = 240, code: int | None = None) -> Ended:
+    """Wait for the end; a command that takes longer, or of which a code is given and that ends with
+    another or a traceback, fails the test with what it has said.
     """
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -437,10 +451,11 @@ def finish(
         process.kill()
         raise AssertionError(f"no end in sight: {process.communicate()}") from None
     assert code in (None, process.returncode), f"{stdout}{stderr}"
+    assert code is None or "Traceback" not in (stderr or ""), stderr
     return Ended(process.returncode, stdout, stderr)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Process) -> None:
     """SIGKILL, and wait for the end."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)

@@ -6,7 +6,6 @@ import atexit
 import functools
 import hashlib
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENCODERS, Workplace, events_in, wait_for
+from harness import ENCODERS, Process, Workplace, events_in, wait_for
 
 
 class ScriptedWorkplace(Workplace):
@@ -65,7 +64,7 @@ class ScriptedWorkplace(Workplace):
         """Whether the fault has begun and will not come again: a copy from now on is without it."""
         return not (self.faults / _script(text)).exists()
 
-    def begin_to(self, call: int) -> subprocess.Popen[str]:
+    def begin_to(self, call: int) -> Process:
         """Start a run; the encoder is in that call of all its calls now."""
         process = self.begin()
         wait_for(lambda: len(self.calls()) >= call)

@@ -3,8 +3,7 @@ say.
 
 `faulty` is the UUID of a device (or every), `at` is encode (the default) or load (in the factory).
 There the CUDA error `fault`, [code, text], is raised; or, with `message`, torch's error for a lack of
-memory in these words, at encode for calls of more than `fits` rows a batch. With `notes`, a folder,
-memory lacks only while there is a file `full`.
+memory in these words. With `notes`, a folder, memory lacks only while there is a file `full`.
 """
 
 import os
@@ -25,7 +24,7 @@ class AcceleratorError(RuntimeError):
 AcceleratorError.__module__ = "torch"
 
 
-def fail_if_faulty(kwargs, at, rows=1):
+def fail_if_faulty(kwargs, at):
     is_faulty = kwargs.get("faulty") in ("every", os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not is_faulty or at != kwargs.get("at", "encode"):
         return
@@ -33,7 +32,7 @@ def fail_if_faulty(kwargs, at, rows=1):
         code, text = kwargs.get("fault", [214, "uncorrectable ECC error encountered"])
         raise AcceleratorError(f"CUDA error: {text}", code)
     is_full = "notes" not in kwargs or (Path(kwargs["notes"]) / "full").exists()
-    if is_full and rows > kwargs.get("fits", 0):
+    if is_full:
         raise OutOfMemoryError(kwargs["message"])
 
 
@@ -42,7 +41,7 @@ class OnGpu(Encoder):
         self.kwargs = kwargs
 
     def encode(self, texts, batch_size):
-        fail_if_faulty(self.kwargs, "encode", min(batch_size, len(texts)))
+        fail_if_faulty(self.kwargs, "encode")
         time.sleep(self.kwargs.get("wait_s", 0.0))
         return super().encode(texts, batch_size)
 

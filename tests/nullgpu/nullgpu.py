@@ -15,7 +15,7 @@ from typing import Any
 
 from build import Built
 
-from harness import Ended, Workplace, finish
+from harness import Ended, Env, Process, Workplace, finish
 
 LIMIT_S = 800
 """No command may take longer, however many others compute beside it; conftest.py gives a test a
@@ -197,7 +197,7 @@ class GpuWorkplace(Workplace):
         """A source of `texts`."""
         self.write_source(texts(count, words))
 
-    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: Env = None) -> Process:
         """See Workplace; on the null GPUs."""
         return super().start(*arguments, env={**self.gpu.environment(), **(env or {})})
 

@@ -3,7 +3,6 @@ dtypes, and the doctor.
 """
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import finish, wait_for
+from harness import Process, finish, wait_for
 from nullgpu import GIB, LIMIT_S, MIB, GpuWorkplace, NullGpu, texts
 
 CONTEXT_BYTES = 256 * MIB
@@ -42,7 +41,7 @@ def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
     return rows
 
 
-def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
+def begin(workplace: GpuWorkplace, commits: int) -> Process:
     """Start the run; it has committed so many chunks now."""
     run = workplace.begin()
     wait_for(lambda: len(workplace.named("chunk_committed")) >= commits, LIMIT_S)

@@ -47,8 +47,7 @@ def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
     """They have no vector to compare; of the others as many as were asked for are, and a sound run
     passes.
     """
-    workplace.write_source(["bad one", *TEXTS[:9]])
-    workplace.write_config("deadly:make")
+    workplace.prepare(["bad one", *TEXTS[:9]], "deadly:make")
     workplace.ends(3)
 
     ended = workplace.does("audit", "--rows", "7")

@@ -100,10 +100,6 @@ class Survived:
     texts: list[str]
     ended: Ended
 
-    def events_of(self, chunk: int) -> list[dict[str, Any]]:
-        """What the journal says of the chunk."""
-        return [event for event in self.place.events() if event.get("chunk") == chunk]
-
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
@@ -131,8 +127,9 @@ def test_lapse_costs_one_attempt_at_most(survived: Survived) -> None:
     result to show.
     """
     seen, wanted = {}, {}
+    told = survived.place.events()
     for number, lapse in enumerate(LAPSES, start=1):
-        events = survived.events_of(number)
+        events = [event for event in told if event.get("chunk") == number]
         failed = [event for event in events if event["event"] == "attempt_failed"]
         words = all(lapse.words in event["reason"] for event in failed) or failed
         commits = [event["event"] for event in events].count("chunk_committed")

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.devices import gpu as gpus
-from chunkvisor.devices.gpu import ProbeReading, ask_torch
 from harness import Workplace, write_program
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -20,23 +18,10 @@ def make(model, device):
 """
 
 
-@pytest.fixture(scope="module")
-def probed() -> ProbeReading:
-    """What torch says here."""
-    return ask_torch(os.environ)
-
-
-@pytest.fixture(autouse=True)
-def asked_once(probed: ProbeReading, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch is asked once: to import it takes seconds."""
-    monkeypatch.setattr(gpus, "ask_torch", lambda _: probed)
-
-
 @pytest.fixture
 def job(workplace: Workplace) -> Workplace:
     """A job of one text."""
-    workplace.write_source(["a"])
-    workplace.write_config("good:make")
+    workplace.prepare(["a"], "good:make")
     return workplace
 
 

@@ -30,8 +30,9 @@ def test_a_drill_recovers_and_leaves_nothing_behind(
     """A fault of every kind, and in a soak every fault, is recovered from; there is no scratch
     folder, and a real run's workdir is as it was.
     """
-    workplace.write_source([f"text number {number % 45}" for number in range(60)])
-    workplace.write_config("good:make", chunk__size=45)
+    workplace.prepare(
+        [f"text number {number % 45}" for number in range(60)], "good:make", chunk__size=45
+    )
     workplace.ends(0)
     before = {path: path.stat().st_mtime_ns for path in workplace.folder.rglob("*")}
     asked = ("drill", str(workplace.config_path), "--json", *(f"--fault={name}" for name in names))
@@ -57,8 +58,7 @@ def test_what_cannot_be_drilled(
     """With too few texts, or if the undisturbed run fails, a drill says so with 78, and provokes no
     fault.
     """
-    workplace.write_source(texts)
-    workplace.write_config(encoder)
+    workplace.prepare(texts, encoder)
     ended = workplace.does("drill", code=78)
     assert words in ended.stderr
     assert "segfault" not in ended.stdout

@@ -4,17 +4,17 @@ code ends the run.
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
 from harness import ROOT, Workplace
+from servers import Handler, serving
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """Answers as it was told to, and then with vectors."""
 
     answers: ClassVar[list[int]] = []
@@ -40,15 +40,7 @@ class Server(BaseHTTPRequestHandler):
             ::-1
         ]
         body = json.dumps({"data": data}).encode() if status == 200 else words
-        self.send_response(status)
-        if status == 429:
-            self.send_header("Retry-After", "1")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        self.answer(status, body, {"Retry-After": "1"} if status == 429 else {})
 
 
 @pytest.fixture
@@ -56,13 +48,12 @@ def asking(workplace: Workplace) -> Iterator[Workplace]:
     """Give a job of twenty texts in two chunks, whose encoder asks a running server."""
     shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
     workplace.write_source([f"text {'x' * number}" for number in range(20)])
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        kwargs = {"url": f"http://127.0.0.1:{running.server_port}/v1/embeddings"}
-        more = {"encode__batch_size": 5, "recovery__wait_timeout": 60}
-        workplace.write_config("endpoint_encoder:make", model__kwargs=kwargs, **more)
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    kwargs = {"url": f"http://127.0.0.1:{running.server_port}/v1/embeddings"}
+    more = {"encode__batch_size": 5, "recovery__wait_timeout": 60}
+    workplace.write_config("endpoint_encoder:make", model__kwargs=kwargs, **more)
+    with serving(running):
         yield workplace
-        running.shutdown()
 
 
 def completes(asking: Workplace) -> None:
@@ -186,8 +177,9 @@ def test_what_an_encoder_raises(
     that of one text.
     """
     (workplace.folder / "own.py").write_text(OWN.format(line=line, when=when))
-    workplace.write_source([f"text {number}" for number in range(20)])
-    workplace.write_config("own:make", recovery__wait_timeout=0.2)
+    workplace.prepare(
+        [f"text {number}" for number in range(20)], "own:make", recovery__wait_timeout=0.2
+    )
 
     ended = workplace.ends(code)
     assert words in ended.words

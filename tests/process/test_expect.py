@@ -12,8 +12,12 @@ from harness import Workplace, events_in
 
 def prepare(workplace: Workplace, salt: str = "", **keys: object) -> None:
     """A config with an encoder whose vectors the salt decides."""
-    workplace.write_source([f"text {number}" for number in range(20)])
-    workplace.write_config("random_weights:steady", model__kwargs={"salt": salt}, **keys)
+    workplace.prepare(
+        [f"text {number}" for number in range(20)],
+        "random_weights:steady",
+        model__kwargs={"salt": salt},
+        **keys,
+    )
 
 
 def written(workplace: Workplace) -> Path:

@@ -22,8 +22,7 @@ finally:
 def test_nothing_heavy_is_loaded(workplace: Workplace) -> None:
     """No heavy library comes into the parent; with 100,000 texts it needs below 150 MB."""
     texts = [f"text {number}" for number in range(100_000)]
-    workplace.write_source(texts)
-    workplace.write_config("good:make", chunk__size=50_000, encode__batch_size=5000)
+    workplace.prepare(texts, "good:make", chunk__size=50_000, encode__batch_size=5000)
     told = json.loads(said_by(sys.executable, "-c", PROBED, "run", workplace.config_path))
     assert "chunkvisor.core.loop" in told["modules"]
     assert not set(HEAVY).intersection(told["modules"])

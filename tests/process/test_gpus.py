@@ -192,22 +192,6 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
     gpus.has(FEW)
 
 
-def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
-    """The verdict comes before the next worker's `go`: three halvings teach it all, whoever is
-    ready meanwhile.
-    """
-    workplace.write_source(TEXTS)
-    kwargs = {
-        "faulty": "every",
-        "fits": 6,
-        "message": "CUDA out of memory. Tried to allocate 1.00 GiB.",
-    }
-    workers = {"standby": 1, "start": "fresh"}
-    workplace.write_config("gpus:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
-    workplace.ends(0)
-    assert workplace.status()["attempts"] == {"gpu_oom": 3, "committed": 4}
-
-
 def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: FakeSmi) -> None:
     """The NVML assert on every batch of one chunk: the others are done, and the words are about the
     GPU.
@@ -272,21 +256,6 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
     # another is known.
     assert set(attempts) <= {"device_fault", "interrupted"}
     assert 3 <= sum(attempts.values()) <= 6
-
-
-def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
-    """A GPU where a CUDA error comes back before the first batch costs no chunk a try."""
-    smi.say(gpus="0 1")
-    kwargs = {
-        "faulty": "GPU-00000001-aaaa",
-        "fault": [304, "OS call failed"],
-        "at": "load",
-        "wait_s": 0.2,
-    }
-    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs, recovery__wait_timeout=0.5)
-    gpus.gives(TEXTS)
-    attempts = gpus.status()["attempts"]
-    assert sum(attempts.values()) - attempts["committed"] <= 3
 
 
 @pytest.mark.parametrize(("encoder", "device"), [("make", "cpu"), ("make_on_gpu", "cuda")])

@@ -5,21 +5,20 @@ The encoder does a call of 32 texts as soon as a file lets it, so that tests dec
 is.
 """
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import finish, kill, local_engine_only, wait_for
+from harness import Process, finish, kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(320)]
 """One chunk, ten calls."""
 
 
-Begun = tuple[ScriptedWorkplace, subprocess.Popen[str]]
+Begun = tuple[ScriptedWorkplace, Process]
 
 
 def begun(folder: Path, **changes: Any) -> Begun:
@@ -54,7 +53,6 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     wait_for(lambda: place.named("worker_leaving"))
     place.release()
     ended = finish(process, code=143)
-    assert "Traceback" not in ended.stderr
     done = len(place.calls())
     # The word takes a while: the worker may be in its next batch when it hears it.
     assert 5 <= done < 10

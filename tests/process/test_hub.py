@@ -3,7 +3,6 @@
 import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from chunkvisor.engine.modelfolder import Repository, repository_of
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_hub, resolve_local
 from harness import ENCODERS, STAND_IN, Workplace, halts, path_with
 from late import needs
+from servers import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LATER = COMMIT[::-1]
@@ -37,8 +37,6 @@ class Hub(http.server.ThreadingHTTPServer):
     an error.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Visitor)
         self.asked: list[str] = []
@@ -46,13 +44,10 @@ class Hub(http.server.ThreadingHTTPServer):
         self.models: dict[str, dict[str, dict[str, bytes]]] = {"some/model": {COMMIT: FILES}}
 
 
-class Visitor(http.server.BaseHTTPRequestHandler):
+class Visitor(Handler):
     """One request; the addresses and headers are those that huggingface_hub reads."""
 
     server: Hub
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
     def do_GET(self) -> None:
         """Answer, to HEAD without the body."""
@@ -78,12 +73,7 @@ class Visitor(http.server.BaseHTTPRequestHandler):
             siblings = [{"rfilename": each} for each in files]
             status, headers = 200, {}
             body = json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode()
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        self.answer(status, body, headers)
 
     do_HEAD = do_GET
 
@@ -92,13 +82,11 @@ class Visitor(http.server.BaseHTTPRequestHandler):
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that huggingface_hub asks, and an empty cache."""
     hub = Hub()
-    threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield hub
-    hub.shutdown()
-    hub.server_close()
+    with serving(hub):
+        yield hub
 
 
 def resolve(folder: Path, waits: list[str], *, anew: bool = False, **model: Any) -> ModelSource:

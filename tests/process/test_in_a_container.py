@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from forking import COMMAND_LINE
-from harness import ROOT, Workplace, finish, kill, local_engine_only, wait_for
+from harness import ROOT, Process, Workplace, finish, kill, local_engine_only, wait_for
 
 EXAMPLES = ROOT / "examples" / "containers"
 (ENTRYPOINT,) = [
@@ -60,18 +60,17 @@ pytestmark = [
 
 
 @pytest.fixture
-def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start(workplace: Workplace) -> Iterator[Callable[[], Process]]:
     """Starts a container over a workplace whose second chunk waits: the image's entry point, the
     Job's arguments.
     """
-    workplace.write_source(TEXTS)
-    workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
+    workplace.prepare(TEXTS, "waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
     (first, config) = POD["containers"][0]["args"]
     assert (ENTRYPOINT[-1], first, Path(config).parent) == ("chunkvisor", "run", Path("/config"))
     command = [*NAMESPACE, *INIT, *COMMAND_LINE, first, str(workplace.config_path)]
-    started: list[subprocess.Popen[str]] = []
+    started: list[Process] = []
 
-    def one_more() -> subprocess.Popen[str]:
+    def one_more() -> Process:
         started.append(
             subprocess.Popen(command, stdout=PIPE, stderr=PIPE, stdin=DEVNULL, text=True)
         )
@@ -86,7 +85,7 @@ def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]
     "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(only=True))]
 )
 def test_a_container_is_continued(
-    workplace: Workplace, start: Callable[[], subprocess.Popen[str]], number: signal.Signals
+    workplace: Workplace, start: Callable[[], Process], number: signal.Signals
 ) -> None:
     """SIGTERM to process 1 ends it with 143 and saved work, SIGKILL at once; the next one does what
     is left.

@@ -112,7 +112,7 @@ def test_source_is_not_a_state_file(tmp_path: Path, source: str) -> None:
     """A source that is a file of the run's own, or a pattern that matches one, is refused, by
     `plan` as well.
     """
-    place = ScriptedWorkplace.make(tmp_path, TEXTS, workdir=".")
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     place.ends(0)
     place.write_config(
         "scripted:make", workdir=".", outputs={"more": {"source": source, "column": "text"}}
@@ -224,9 +224,8 @@ def test_anything_in_the_place_of_a_file(
     path.unlink()
     make(path)
     for command in ("status", "verify", "report", "clean", "retry", "run"):
-        ended = place.call(command, place.config_path if command == "run" else place.workdir)
-        assert ended.returncode in (0, 74, 78), ended
-        assert "Traceback" not in ended.stderr, ended.stderr
+        path_given = place.config_path if command == "run" else place.workdir
+        ended = place.call(command, path_given, code=(0, 74, 78))
     if ended.returncode == 0:
         place.has(TEXTS)
     if make is a_link and path.parent == place.workdir:

@@ -96,9 +96,7 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
 def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
     """A name that no file can have, and a number that no table has, are refused in words."""
     names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source}
-    ended = finished.call(*[each.format(**names) for each in arguments])
-    assert ended.returncode in (2, 74, 78), ended
-    assert "Traceback" not in ended.stderr, ended
+    ended = finished.call(*[each.format(**names) for each in arguments], code=(2, 74, 78))
     assert ended.stderr.strip()
 
 
@@ -125,9 +123,7 @@ def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
     ended = place.ends(78)
     assert "is not text in the encoding of this locale" in ended.stderr
     for command in ("status", "status --json", "verify", "report", "clean"):
-        ended = place.call(*command.split(), place.workdir)
-        assert ended.returncode in (0, 78), ended
-        assert "Traceback" not in ended.stderr
+        place.call(*command.split(), place.workdir, code=(0, 78))
 
 
 def steers(text: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -97,10 +98,7 @@ def test_from_scratch_stays_from_scratch(
     plain run.
     """
     before = len(place.encoded())
-
-    def stop(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
+    stop = Mock(side_effect=OSError(5, "Input/output error"))
     with monkeypatch.context() as patch:
         patch.setattr("chunkvisor.supervise.opening.plan", stop)
         place.ends(74, "--from-scratch", "--yes")
@@ -145,10 +143,7 @@ def test_retried_while_it_was_published(tmp_path: Path, monkeypatch: pytest.Monk
     """`retry` completes what a kill has ended, and the next run tries the bad texts again."""
     place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=2)
     place.lay("b", "value_error!")
-
-    def stop(*_: object) -> None:
-        raise OSError(13, "Permission denied")
-
+    stop = Mock(side_effect=OSError(13, "Permission denied"))
     with monkeypatch.context() as patch:
         patch.setattr("chunkvisor.outputs.publish._write_records", stop)
         assert place.run().returncode == 1

@@ -21,6 +21,7 @@ from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
 from harness import Workplace, contents, wait_for
 from late import Late, needs
+from servers import Handler, serving
 
 SECRET = "s3cr3t-of-the-address"
 prometheus = Late("prometheus_client.parser")
@@ -99,15 +100,13 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 class Receiver(http.server.ThreadingHTTPServer):
     """Takes notices by HTTP, and answers that it cannot."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), Taker)
         self.got: list[dict[str, Any]] = []
         self.url = f"json://user:{SECRET}@127.0.0.1:{self.server_address[1]}/"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Taker(Handler):
     """Notes what is posted."""
 
     server: Receiver
@@ -117,20 +116,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_error(500)
 
-    def log_message(self, *args: Any) -> None:
-        """Nothing."""
-
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """A server on this machine, for which there is all the time that a busy one may need."""
     monkeypatch.setattr(notices_module, "END_S", 60.0)
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-    thread.join()
+    receiver = Receiver()
+    with serving(receiver):
+        yield receiver
 
 
 @needs("apprise")
@@ -167,8 +160,7 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
 )
 def test_a_wrong_address_is_refused_unseen(workplace: Workplace, value: object) -> None:
     """What is wrong under notify is refused before the run, and not repeated."""
-    workplace.write_source(["a"])
-    workplace.write_config("good:make", notify=value)
+    workplace.prepare(["a"], "good:make", notify=value)
     ended = workplace.run()
     assert (ended.returncode, "notify" in ended.stderr, SECRET in ended.stderr) == (78, True, False)
 

@@ -34,8 +34,7 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
     """Before any run, rows, texts and chunks are known; nothing is left behind, and no workdir is
     made.
     """
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make", chunk__size=2)
+    workplace.prepare(TEXTS, "good:make", chunk__size=2)
     (tmp_path / "tmp").mkdir()
     found = plan_of(workplace, TMPDIR=str(tmp_path / "tmp"))
     out = found["outputs"]["out"]
@@ -61,8 +60,7 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
 
 def test_beside_a_finished_run(workplace: Workplace) -> None:
     """After a run its table, dimension and rate are made use of; the workdir is not touched."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make", chunk__size=2)
+    workplace.prepare(TEXTS, "good:make", chunk__size=2)
     workplace.ends(0)
     before = tree(workplace.workdir)
     ended = workplace.does("plan")
@@ -105,8 +103,7 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     """Where the source has changed since, the plan is of the new one, and says that a run wants
     --update.
     """
-    workplace.write_source(["a", "b"])
-    workplace.write_config("good:make")
+    workplace.prepare(["a", "b"], "good:make")
     workplace.ends(0)
     workplace.write_source(["a", "b", "c"])
     found = plan_of(workplace)
@@ -119,8 +116,7 @@ def test_another_source_than_before(workplace: Workplace) -> None:
 
 def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     """Where tokens cannot be counted, the plan says why, and tells the rest."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("sentence-transformers", model__name="no-such-owner/no-such-model")
+    workplace.prepare(TEXTS, "sentence-transformers", model__name="no-such-owner/no-such-model")
     found = plan_of(workplace, HF_HUB_OFFLINE="1", HF_HOME=str(workplace.folder / "hub"))
     assert found["outputs"]["out"]["distinct_texts"] == 4
     notes = "\n".join(found["notes"])
@@ -131,8 +127,9 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
 @pytest.mark.model
 def test_blanks_at_the_end(workplace: Workplace, tmp_path: Path) -> None:
     """Where the last token makes the vector, the plan notes how many texts end with a blank."""
-    workplace.write_source(["a", "b ", "c\t"])
-    workplace.write_config("sentence-transformers", model__name=str(decoder("Qwen2")(tmp_path)))
+    workplace.prepare(
+        ["a", "b ", "c\t"], "sentence-transformers", model__name=str(decoder("Qwen2")(tmp_path))
+    )
     assert any("at the end of 2 texts" in note for note in plan_of(workplace)["notes"])
 
 
@@ -141,9 +138,12 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before
     any run.
     """
-    workplace.write_source([*(f"commit number {number}" for number in range(50)), "word " * 999])
-    workplace.write_config(
-        "sentence-transformers", model__name=str(minilm_path), workers__standby=1, chunk__size=1000
+    workplace.prepare(
+        [*(f"commit number {number}" for number in range(50)), "word " * 999],
+        "sentence-transformers",
+        model__name=str(minilm_path),
+        workers__standby=1,
+        chunk__size=1000,
     )
     found = plan_of(workplace)
     out = found["outputs"]["out"]

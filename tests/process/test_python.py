@@ -285,8 +285,7 @@ def test_run_reports(workplace: Workplace) -> None:
     """`run` does what the command does, and reports file, manifest and quarantined rows of each
     output.
     """
-    workplace.write_source(["one", "bad", "two"])
-    workplace.write_config("deadly:make")
+    workplace.prepare(["one", "bad", "two"], "deadly:make")
     with pytest.warns(chunkvisor.QuarantineWarning):
         report = chunkvisor.run(workplace.config_path, set=["chunk.size=2"])
     out = report.outputs["out"]
@@ -305,8 +304,7 @@ def test_run_reports(workplace: Workplace) -> None:
 
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     """A run is shown if that is wanted; without the argument nothing is written."""
-    workplace.write_source(["one", "two", "three", "one"])
-    workplace.write_config("good:make", chunk__size=1)
+    workplace.prepare(["one", "two", "three", "one"], "good:make", chunk__size=1)
     chunkvisor.run(workplace.config_path, progress=True)
     assert "out: complete, 4 rows" in capfd.readouterr().err
     chunkvisor.run(workplace.config_path, from_scratch=True)

@@ -36,8 +36,8 @@ def leaks(place: Workplace, *ended: Ended) -> list[str]:
 
 def prepare(place: Workplace, texts: list[str], kwargs: dict[str, Any], **changes: Any) -> None:
     """Write a source and a config with every kind of secret."""
-    place.write_source(texts)
-    place.write_config(
+    place.prepare(
+        texts,
         "leaky:make",
         model__kwargs=KWARGS | kwargs,
         env__API_TOKEN=SECRETS["of env"],

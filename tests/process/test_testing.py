@@ -34,8 +34,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepare(workplace: Workplace, **changes: Any) -> None:
     """Write three chunks of ten texts, and a config with a plug-in."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make", recovery__stall_timeout=2, **changes)
+    workplace.prepare(TEXTS, "good:make", recovery__stall_timeout=2, **changes)
 
 
 def failed(workplace: Workplace) -> list[tuple[int, str]]:

@@ -36,8 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(workplace: Workplace, model: Path, texts: list[str] = TEXTS, **keys: Any) -> None:
     """Write source and config."""
-    workplace.write_source(texts)
-    workplace.write_config("sentence-transformers", model__name=str(model), chunk__size=6, **keys)
+    workplace.prepare(texts, "sentence-transformers", model__name=str(model), chunk__size=6, **keys)
 
 
 def listed(workplace: Workplace) -> dict[int, int]:

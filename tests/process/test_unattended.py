@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from harness import ROOT, finish, wait_for, write_program
+from harness import ROOT, Process, finish, wait_for, write_program
 
 EXAMPLES = ROOT / "examples" / "unattended"
 UNIT, JOB, LOOP = (
@@ -40,7 +40,7 @@ class Service:
         }.items():
             write_program(folder / "bin" / name, f"#!/bin/sh\n{line}\n")
 
-    def start(self, script: Path, **env: str) -> subprocess.Popen[str]:
+    def start(self, script: Path, **env: str) -> Process:
         """Start a script on the config `a b.yaml`."""
         return subprocess.Popen(
             ["bash", str(script), "a b.yaml"],

@@ -270,8 +270,9 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
 @pytest.mark.model
 def test_torch_has_all_its_threads(workplace: Workplace) -> None:
     """Torch and its MKL have the threads of the config, in a forked worker too."""
-    workplace.write_source(["a", "b"])
-    workplace.write_config("torch_threads:make", workers__start="warm", env__OMP_NUM_THREADS="2")
+    workplace.prepare(
+        ["a", "b"], "torch_threads:make", workers__start="warm", env__OMP_NUM_THREADS="2"
+    )
 
     workplace.ends(0)
     assert workplace.vectors().tolist() == [[2, 2], [2, 2]]

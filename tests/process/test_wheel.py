@@ -45,8 +45,7 @@ def test_the_wheel_runs(workplace: Workplace) -> None:
     }
 
     run_apart(*pip, "install", "--no-deps", "--no-index", "--target", installed, wheel)
-    workplace.write_source(["a", "b", "c"])
-    workplace.write_config("good:make")
+    workplace.prepare(["a", "b", "c"], "good:make")
     path = path_with(installed)
     where = run_apart(
         sys.executable, "-c", "import chunkvisor; print(chunkvisor.__file__)", PYTHONPATH=path

@@ -16,8 +16,12 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 def test_a_drill(workplace: Workplace, minilm_path: Path) -> None:
     """MiniLM survives out-of-memory and a device-side assert with the same vectors."""
     # Three chunks, of which two come before and after the fault.
-    workplace.write_source([f"text number {number}" for number in range(24)])
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=8)
+    workplace.prepare(
+        [f"text number {number}" for number in range(24)],
+        "sentence-transformers",
+        model__name=str(minilm_path),
+        chunk__size=8,
+    )
     names = ["oom", "device-assert"]
     asked = ("drill", str(workplace.config_path), "--json", *(f"--fault={name}" for name in names))
     ended = finish(workplace.start(*asked), timeout_s=840, code=0)
@@ -28,10 +32,12 @@ def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
     """Each candidate is measured in a worker of its own; float32 equals itself; what is written
     runs.
     """
-    workplace.write_source(
-        [f"text number {number} " + "and more " * (number % 40) for number in range(64)]
+    workplace.prepare(
+        [f"text number {number} " + "and more " * (number % 40) for number in range(64)],
+        "sentence-transformers",
+        model__name=str(minilm_path),
+        chunk__size=40,
     )
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=40)
     ended = workplace.does("tune", "--json", "--write")
     found = json.loads(ended.stdout)["candidates"]
     # float32, three budgets, two workers

@@ -6,6 +6,7 @@ import errno
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -73,11 +74,8 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is named, with 74; what the iterator itself raises is raised; no file is left."""
     with pytest.raises(ZeroDivisionError):
         written((str(1 // number) for number in (1, 0)), tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("os.fsync", Mock(side_effect=full))
     with pytest.raises(Halt, match=rf"{tmp_path}: the disk is full") as raised:
         write_texts(["one"], tmp_path)
     assert (raised.value.code, list(tmp_path.iterdir())) == (74, [])

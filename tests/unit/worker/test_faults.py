@@ -6,6 +6,7 @@ import json
 import urllib.error
 from email.message import Message
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -132,15 +133,12 @@ def test_record_that_the_disk_does_not_take(
     def end(code: int) -> None:
         raise SystemExit(code)
 
-    def full(*_: object) -> None:
-        raise OSError(number, "full")
-
     monkeypatch.setattr("os._exit", end)
     for code in (WorkerExit.FAULT, WorkerExit.DISK_FULL):
         with pytest.raises(SystemExit) as caught, recorded(tmp_path / "fault.json", Phase.FORWARD):
             raise KeyError
         assert caught.value.code == code
-        monkeypatch.setattr("os.fsync", full)
+        monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(number, "full")))
 
 
 def test_huge_message_is_cut() -> None:
