@@ -7,7 +7,8 @@
 # SIGTERM and SIGINT are passed to the run, which saves or finishes the chunks in progress. docs/how-to/unattended.md says more.
 
 set -u
-config=${1:?"usage: until-done.sh CONFIG"}
+config=${1:?"usage: until-done.sh CONFIG [OPTION...]"}
+shift
 chunkvisor=${CHUNKVISOR:-chunkvisor}       # CHUNKVISOR=/path/to/venv/bin/chunkvisor where it is not on PATH
 pause_s=${PAUSE_S:-120}
 most_tries=${MOST_TRIES:-20}
@@ -27,7 +28,7 @@ finish() { # wait for a child, whatever signals come meanwhile; returns its exit
 }
 
 for ((try = 1; ; try++)); do
-  "$chunkvisor" run "$config" &
+  "$chunkvisor" run "$config" "$@" &
   finish $!
   code=$?
   # 137: the run was killed, usually by the kernel, for lack of memory; the same command continues.

@@ -40,10 +40,10 @@ class Service:
         }.items():
             write_program(folder / "bin" / name, f"#!/bin/sh\n{line}\n")
 
-    def start(self, script: Path, **env: str) -> Process:
+    def start(self, script: Path, *options: str, **env: str) -> Process:
         """Start a script on the config `a b.yaml`."""
         return subprocess.Popen(
-            ["bash", str(script), "a b.yaml"],
+            ["bash", str(script), "a b.yaml", *options],
             cwd=self.folder,
             env=self._env | env,
             stdin=subprocess.DEVNULL,
@@ -170,6 +170,14 @@ def test_loop_tries_again_after_a_passing_cause(
     """
     finish(service.start(LOOP, CODES=codes, MOST_TRIES=tries, PAUSE_S="0"), code=code)
     assert service.lines("calls") == ["run a b.yaml"] * calls
+
+
+@pytest.mark.parametrize(("script", "part"), [(JOB, "{}/8"), (LOOP, "3/8")])
+def test_options_reach_the_run(service: Service, script: Path, part: str) -> None:
+    """What follows the config is given to `chunkvisor run`, with the number of a Slurm task for {}."""
+    task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    finish(service.start(script, "--part", part, CODES="0", **task), code=0)
+    assert service.lines("calls") == ["run a b.yaml --part 3/8"]
 
 
 def test_loop_hands_sigterm_on(service: Service) -> None:
