@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,32 @@ def require_proc() -> None:
         )
 
 
+def python_command(module: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module in a new interpreter; it can be typed as well.
+
+    `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
+    """
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
+
+
+def spawn(
+    command: Sequence[str],
+    stdin: int,
+    log: Path,
+    environment: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
+    """Start a process in a new session; what it prints is appended to `log`. Raises OSError."""
+    with open(log, "ab") as stream:
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,
+        )
+
+
 def run_child(
     command: Sequence[str],
     log: Path,
@@ -52,15 +79,7 @@ def run_child(
     into the log.
     """
     require_proc()
-    with open(log, "ab") as stream:
-        child = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stream,
-            stderr=stream,
-            env=environment,
-            start_new_session=True,
-        )
+    child = spawn(command, stdin, log, environment)
     deadline_s = time.monotonic() + timeout_s
     try:
         while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

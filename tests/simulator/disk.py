@@ -161,8 +161,8 @@ class _Table:
     def places_of(self, rows: Sequence[int]) -> list[str]:
         return [f"row {row}" for row in rows]
 
-    def reused_texts(self, reuse: int, _most: int) -> list[str]:
-        return ["x"] * reuse
+    def reused_texts(self, _most: int) -> list[str]:
+        return ["x"] * (self.reuse or 0)
 
 
 class _Model:

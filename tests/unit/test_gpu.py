@@ -343,20 +343,17 @@ def station_after(
     monkeypatch: pytest.MonkeyPatch, *readings: Reading, pids: frozenset[int] = frozenset()
 ) -> tuple[DeviceHandle, list[Health]]:
     """A GPU of which these readings were taken, and what was thought of it."""
-    found, left = list[Health](), list(readings)
+    left = list(readings)
 
     monkeypatch.setattr(handles, "read_gpu", lambda _: left.pop(0))
-    made = DeviceHandles(
-        lambda _, health_report, __: found.append(health_report.health) if health_report else None,
-        lambda _: None,
-    )
+    made = DeviceHandles(lambda _: None)
     made.add([B])
     for _ in readings[1:]:
         made[0].start_reading()
         assert made[0].pending is not None
         made[0].pending.result()
         made.poll(lambda: {0: pids})
-    return made[0], found
+    return made[0], [report.health for _, report, _ in made.changed if report]
 
 
 @pytest.mark.parametrize(

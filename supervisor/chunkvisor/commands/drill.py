@@ -6,7 +6,6 @@ config's workdir.
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor import testing
-from chunkvisor.child import run_child
+from chunkvisor.child import python_command, run_child
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -99,7 +98,7 @@ class _Runs:
         `kill`: the run is killed while one of its workers hangs; the exit code is 0 then.
         """
         values = {"workdir": str(self._folder / workdir), **self._values, **changed}
-        command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path)]
+        command = python_command("chunkvisor", "run", self._loaded.path)
         command += ["--max-rows", str(ROWS)]
         # JSON is YAML, except for escaped surrogate pairs.
         overrides = [

@@ -5,7 +5,6 @@ Nothing is written into the workdir.
 
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from chunkvisor.child import require_proc, run_child
+from chunkvisor.child import python_command, run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
@@ -76,7 +75,6 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) 
     notes = list[str]()
     rate, entry_s = pace_before(config)
     require_extras(config)
-    require_proc()
     if config.model.expect:
         read_expected(config.model.expect)
     devices = len(config.device)
@@ -303,7 +301,7 @@ def _count_tokens(
         )
     request = LengthsRequest(source.spec(config.model), tuple(tasks))
     write_message(files.spec, request, durable=False)
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
+    command = python_command("chunkvisor_worker.lengths", folder)
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",  # no GPU is touched

@@ -41,13 +41,7 @@ from chunkvisor.core.reports import Reports
 from chunkvisor.core.run import Run, WaitReporter
 from chunkvisor.core.scheduler import Scheduler
 from chunkvisor.core.store import ResultStore
-from chunkvisor.devices.handles import (
-    DeviceHandle,
-    DeviceHandles,
-    HealthReport,
-    Reading,
-    read_in_thread,
-)
+from chunkvisor.devices.handles import DeviceHandles, Reading, read_in_thread
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
@@ -85,18 +79,13 @@ class Loop:
         self._emit = run.emit
         self._tick = run.tick
         self._clock = run.clock
-        self._handles = DeviceHandles(
-            lambda *changed: self._changed.append(changed), run.emit, look
-        )
+        self._handles = DeviceHandles(run.emit, look)
         self._reports = Reports(outputs, self._handles, config.recovery, run.emit)
         self._waits = WaitReporter(run.emit, config.recovery.wait_timeout)
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
         self._opened = False  # the engine
         self._running = dict[int, RunningAttempt]()  # by the number of the worker
         self._ended = dict[int, RunningAttempt]()  # those that have ended and are not stored yet
-        # Devices that were added, read or lost since the last turn: (device, health, whether it is
-        # gone).
-        self._changed = list[tuple[DeviceHandle, HealthReport | None, bool]]()
         # Why and until when the run drains, as reported last.
         self._drains: tuple[str, float | None] | None = None
 
@@ -134,8 +123,8 @@ class Loop:
             )
         self._engine.poll()
         self._handles.poll(self._pids)
-        changed = self._changed
-        self._changed = []
+        changed = self._handles.changed
+        self._handles.changed = []
         for handle, health_report, gone in changed:
             node = handle.site.node
             kind = handle.device.model

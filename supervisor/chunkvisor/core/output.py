@@ -41,7 +41,6 @@ class OutputRun:
     """Joins and publishes the output, in a thread; returns the fields of `OutputComplete`."""
     form: Form  # of its final file
     model: ModelSource  # from which its workers load; its folder must not change meanwhile
-    rows: int = 0
     taken: int = 0  # texts whose vectors are taken over from other outputs
     without_blanks: str = ""
     """The condition for `where` that leaves blank texts out, if there is one."""
@@ -124,8 +123,7 @@ class OutputRun:
         of those, it has the number after the last of them.
         """
         if self._taken is None:
-            reuse = self.table.reuse
-            self._taken = self.table.reused_texts(reuse, _READ_FOR_CANARY)[:1] if reuse else []
+            self._taken = self.table.reused_texts(_READ_FOR_CANARY)[:1]
         return self._taken
 
     def read_texts(self, texts: Sequence[int]) -> Iterator[str]:

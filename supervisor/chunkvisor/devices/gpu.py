@@ -6,13 +6,12 @@ hang the parent as well. An nvidia-smi that cannot be killed is left behind.
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from chunkvisor.child import run_child
+from chunkvisor.child import python_command, run_child
 from chunkvisor.config.choices import Dtype
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import read_tail
@@ -126,7 +125,7 @@ def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
         out = Path(name) / "probe.json"
         log = Path(name) / "probe.log"
-        command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
+        command = python_command("chunkvisor_worker.probe", out)
         returncode: int | None = None
         with contextlib.suppress(TimeoutError):  # the report shows how far it came
             returncode = run_child(

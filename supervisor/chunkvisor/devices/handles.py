@@ -271,17 +271,11 @@ class DeviceHandle:
 class DeviceHandles:
     """All devices of a run; those of a cluster come and go."""
 
-    def __init__(
-        self,
-        report: Callable[[DeviceHandle, HealthReport | None, bool], None],
-        emit: Emit,
-        start: StartReading = read_in_thread,
-    ) -> None:
-        """Begin without devices.
-
-        `report(handle, health, gone)` is called for each device that is added, read, or gone.
-        """
-        self._report = report
+    def __init__(self, emit: Emit, start: StartReading = read_in_thread) -> None:
+        """Begin without devices."""
+        # (device, its health, whether it is gone) of each that was added, read or lost; whoever
+        # takes them in empties the list.
+        self.changed: list[tuple[DeviceHandle, HealthReport | None, bool]] = []
         self._emit = emit
         self._start = start
         self._all: list[DeviceHandle] = []
@@ -311,7 +305,8 @@ class DeviceHandles:
         for handle in added:
             handle.start_reading()
         for handle in added:
-            self._report(handle, handle.judge(frozenset(), self._emit, first=True), False)
+            health_report = handle.judge(frozenset(), self._emit, first=True)
+            self.changed.append((handle, health_report, False))
         if not site.node:
             self._emit(Doing(STARTING))
 
@@ -320,7 +315,7 @@ class DeviceHandles:
         for handle in self.alive:
             if handle.pending and handle.pending.done():
                 ours = pids().get(handle.number, frozenset())
-                self._report(handle, handle.judge(ours, self._emit), False)
+                self.changed.append((handle, handle.judge(ours, self._emit), False))
 
     def drop(self, number: int, halt: Halt) -> None:
         """Work without this device from now on."""
@@ -340,7 +335,7 @@ class DeviceHandles:
         for handle in ours:
             handle.dropped = True
             name = handle.site.name
-            self._report(handle, None, True)
+            self.changed.append((handle, None, True))
         self.last_halt = halt or self.last_halt
         if name:
             self._emit((NodeSetAside if halt else NodeLost)(name, len(self.alive), why))

@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from chunkvisor.child import python_command, spawn
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
@@ -21,8 +21,6 @@ from chunkvisor.engine.process import (
     count_oom_kills,
     end,
     readable,
-    spawn,
-    worker_command,
     worker_environment,
 )
 from chunkvisor.errors import ExitCode, Halt
@@ -153,7 +151,8 @@ class _FreshWorker(_LocalWorker):
         """Start it. Raises OSError if no process can be started."""
         super().__init__()
         try:
-            self._process = spawn(worker_command(files), self.theirs, files.log, environment)
+            command = python_command("chunkvisor_worker", files.folder)
+            self._process = spawn(command, self.theirs.fileno(), files.log, environment)
         except OSError:
             self.close()
             raise
@@ -277,18 +276,18 @@ class LocalEngine:
         self._base = {**self._environment(self._devices[0], threads=1), **_TEMPLATE_VARIABLES}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        command = [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)]
+        command = python_command("chunkvisor_worker.template", files.folder)
         try:
             remove_folder(files.folder)
             files.folder.mkdir()
             write_message(files.spec, settings.template, durable=False)
             self.began_ns = files.spec.stat().st_mtime_ns
-            self._template = spawn(command, theirs, files.log, self._base)
+            self._template = spawn(command, theirs.fileno(), files.log, self._base)
         except OSError as error:
-            theirs.close()
             self.give_up_template(f"no template process can be started: {error}")
         else:
             self._emit(TemplateStarted(self._template.pid))
+        theirs.close()
 
     def receive(self, wait_s: float = 0.0) -> None:
         """Take in the template's messages; wait for the first of them, `wait_s` at most."""

@@ -7,14 +7,13 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.child import OnWait, run_child
+from chunkvisor.child import OnWait, python_command, run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import Repository, check_code, outside_of, repository_of
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -215,8 +214,8 @@ def fetch_model(
     make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
-    arguments = [str(scratch), wanted.name, wanted.asked or "", wanted.backend]
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", *arguments]
+    arguments = (scratch, wanted.name, wanted.asked or "", wanted.backend)
+    command = python_command("chunkvisor_worker.fetch", *arguments)
     returncode = run_child(command, files.log, on_wait, environment)
     found = read_json(files.result)
     if found:

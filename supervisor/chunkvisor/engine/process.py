@@ -6,17 +6,14 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor_worker.contract.exits import PARENT_PID, PARENT_PIPE, RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles
 
 # The longest wait for killed processes: in uninterruptible sleep they survive the kill.
 _DEATH_S = 10.0
@@ -111,24 +108,6 @@ def worker_environment(
 # --- start and end
 
 
-def spawn(
-    command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a process in a new session; what it prints is appended to the log.
-
-    Closes `stdin` in this process. Raises OSError.
-    """
-    with stdin, open(log, "ab") as stream:
-        return subprocess.Popen(
-            command,
-            stdin=stdin.fileno(),
-            stdout=stream,
-            stderr=stream,
-            env=environment,
-            start_new_session=True,
-        )
-
-
 def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
     """Kill the process and its group, unless it ends within `grace_s`."""
     for wait_s in (grace_s, _DEATH_S):
@@ -173,7 +152,7 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
     return bool(poll.poll(wait_s * 1000))
 
 
-# --- command line and memory
+# --- memory
 
 
 def count_oom_kills() -> int:
@@ -185,11 +164,3 @@ def count_oom_kills() -> int:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
     return 0
-
-
-def worker_command(files: AttemptFiles) -> list[str]:
-    """Return the command line of a worker, which can be typed as well.
-
-    `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
-    """
-    return [sys.executable, "-P", "-m", "chunkvisor_worker", str(files.folder)]

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.child import OnWait, run_child
+from chunkvisor.child import OnWait, python_command, run_child
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import Device
-from chunkvisor.engine.process import count_oom_kills, worker_command, worker_environment
+from chunkvisor.engine.process import count_oom_kills, worker_environment
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import AttemptFolder, last_line, write_attempt
@@ -106,7 +106,7 @@ def try_texts(
     ours, theirs = socket.socketpair()  # the worker ends when this process does
     with ours, theirs:
         ours.sendall(to_json(limits))
-        command = worker_command(files)
+        command = python_command("chunkvisor_worker", folder)
         stdin = theirs.fileno()
         try:
             returncode = run_child(

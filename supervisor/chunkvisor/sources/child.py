@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -45,15 +44,7 @@ def stage_table(
     partial.mkdir(parents=True)
     log = partial / "ingest.log"
     write_message(partial / "request.json", request, durable=False)
-    # -P keeps the current folder off sys.path: a csv.py in it would shadow the standard library's.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "chunkvisor.sources.stage",
-        str(partial),
-        str(os.getpid()),
-    ]
+    command = child.python_command("chunkvisor.sources.stage", partial, os.getpid())
     status = child.run_child(command, log, on_wait)
     if status:
         answer = read_json(partial / "answer.json")

@@ -351,9 +351,11 @@ class StagedTable(TableRecord):
         found: list[int] = pick_numbers(path, np.array(numbers, dtype=np.int64)).tolist()
         return found
 
-    def reused_texts(self, reuse: Reuse, most: int) -> list[str]:
+    def reused_texts(self, most: int) -> list[str]:
         """Read those of the first `most` texts that are reused: the shortest first, blanks last."""
-        where = reuse.where_of(np.arange(min(most, reuse.texts)))
+        if self.reuse is None:
+            return []
+        where = self.reuse.where_of(np.arange(min(most, self.reuse.texts)))
         texts = self.texts_at(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 

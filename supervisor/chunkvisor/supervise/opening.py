@@ -226,7 +226,6 @@ class Opening:
             ),
             form,
             source,
-            rows=table.rows,
             taken=reuse.texts_copied if reuse else 0,
             without_blanks=_without_blanks(config.outputs[name]),
         )

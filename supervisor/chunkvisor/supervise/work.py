@@ -48,7 +48,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         ledgers = [output.ledger for output in outputs]
         texts = sum(each.plan.distinct for each in ledgers)
         planned = WorkPlanned(
-            rows=sum(output.rows for output in outputs),
+            rows=sum(output.table.rows for output in outputs),
             texts=texts,
             texts_left=texts - sum(each.texts_done for each in ledgers),
             chunks=sum(each.plan.count for each in ledgers),

@@ -5,17 +5,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from chunkvisor.child import python_command, spawn
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.handles import DeviceHandle, DeviceHandles
 from chunkvisor.engine.engine import Worker
-from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn
+from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable
 from chunkvisor.engine.ray.wire import VERSION, Cluster, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
@@ -136,8 +136,9 @@ class RayEngine:
         }
         # Ray sends no usage statistics; a later run finds the bridge by the run's id.
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: self._terms.run_id}
-        command = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
-        self._bridge = spawn(command, theirs, self._log, environment)
+        command = python_command("chunkvisor.engine.ray.bridge")
+        self._bridge = spawn(command, theirs.fileno(), self._log, environment)
+        theirs.close()
         self._send(self._terms)
 
     def poll(self) -> None:
