@@ -10,11 +10,15 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable
 from chunkvisor_worker.contract.secrets import masked
+
+Say = Callable[[str], object]
+"""Shows a line, such as the name of a slow step when that begins."""
 
 
 def print_lines(*lines: object, err: bool = False, red: bool = False) -> bool:

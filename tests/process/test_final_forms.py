@@ -121,7 +121,7 @@ def test_killed_between_two_forms(
     place.write_config("scripted:make", chunk__size=2)
     set_form(place, after)
     calls = len(place.calls())
-    names = ("set_aside", "sync_folder", "write_sealed", "write_record")
+    names = ("set_aside", "sync", "write_sealed", "write_record")
     steps = (f"chunkvisor.outputs.publish:{name}" for name in names)
     for result in killed_anywhere(place, tmp_path / "scratch", when, "2:a", *steps):
         assert own_files(result) == own_files(right)

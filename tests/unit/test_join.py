@@ -177,7 +177,7 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
 
 
 @pytest.mark.parametrize("forms", ["npy npy", "npy parquet", "parquet npy"])
-@pytest.mark.parametrize("killed", ["_put_in_place", "sync_folder", "_write_records"])
+@pytest.mark.parametrize("killed", ["_put_in_place", "sync", "_write_records"])
 def test_killed_while_publishing(forms: str, killed: str) -> None:
     """What was announced and is whole is completed by the next run; of what it replaces nothing is
     left.

@@ -1,6 +1,5 @@
 """Brings about a fault in a worker, for `chunkvisor drill` and `chunkvisor.testing`."""
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -8,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
@@ -165,7 +165,7 @@ class Tripwire(BeatWriter):
     def _reach(self, moment: Phase, texts: list[int] | None = None) -> None:
         if self._moment is not moment or not self._is_due(texts or []):
             return
-        with contextlib.suppress(OSError, ValueError):  # the log may be full or closed
+        with suppress(OSError, ValueError):  # the log may be full or closed
             sys.stdout.write(
                 f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n"
             )
@@ -185,7 +185,7 @@ class Tripwire(BeatWriter):
         if self._fault.name != POISON_ROW:
             return any(_made(claim) for claim in claims)
         # The poison is the first text of the first attempt that gets here, which notes its number.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             _made(claims[0], str(self._spec.start))
             return int(claims[0].read_text()) in texts
         return False

@@ -1,10 +1,10 @@
 """Makes the record of a fault from an exception, without raising, and without secrets."""
 
-import contextlib
 import os
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def recorded(path: Path, phase: Phase) -> Iterator[None]:
     """Make a context in which whatever is raised ends the process, with the record at the path."""
     try:
@@ -71,7 +71,7 @@ def write_fault(path: Path, fault: Fault) -> WorkerExit:
 
 def log_traceback() -> None:
     """Print what was raised, if standard error is still there."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         traceback.print_exc()
 
 
@@ -100,7 +100,7 @@ def _cause_of(exception: BaseException, *, with_reply: bool) -> Cause:
 
 def _reply_of(exception: Any) -> str:
     """Return the beginning of what the server answered, in one line; empty if it cannot be read."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         if hasattr(exception, "response"):
             text = exception.response.text
         else:
@@ -111,7 +111,7 @@ def _reply_of(exception: Any) -> str:
 
 def _wait_s(exception: BaseException) -> float:
     """Return the seconds that `Busy` or a Retry-After (seconds or a date) asks for, else 0."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         if isinstance(exception, Busy):
             return min(float(exception.seconds), 1e6)  # no infinity: JSON has none
         answer: Any = getattr(exception, "response", exception)
@@ -130,7 +130,7 @@ def _ends(text: str, limit: int) -> str:
 
 def _number(value: object, *names: str) -> int | None:
     """Return the integer behind these attributes; None if there is none, or a property raises."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         for name in names:
             value = getattr(value, name)
         if isinstance(value, int) and not isinstance(value, bool):

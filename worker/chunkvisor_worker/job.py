@@ -16,7 +16,6 @@ output's `encode_spec`.
   says whether another process may use the device before this one has ended.
 """
 
-import contextlib
 import gc
 import hashlib
 import importlib
@@ -25,6 +24,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -179,7 +179,7 @@ class VectorFile:
             # The space is reserved first, so that a full disk shows before the second batch.
             os.posix_fallocate(file.fileno(), 0, self._offset + self._count * 4 * dimension)
         except OSError:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 # else ext4 keeps what it could reserve, and the disk stays full
                 file.truncate(0)
             raise
@@ -229,7 +229,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         gc.disable()  # a cycle can hold pinned memory as well
         log_traceback()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             progress.write()  # what was noted of the memory
         exit_now(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
     progress.ended()
@@ -243,7 +243,7 @@ def _begin_anew(threads: int) -> None:
     torch = sys.modules.get("torch")
     untouched = torch and torch.get_num_threads() == 1
     # Without that package, a numpy that the template has loaded multiplies with one thread.
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(threads)
     if torch and untouched:
         torch.set_num_threads(threads)

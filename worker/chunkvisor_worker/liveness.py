@@ -4,7 +4,6 @@ Standard input is a gate, before which the worker waits for its device, and a li
 the worker's end. The beat is written by the work itself, not by a thread, so that a hang shows.
 """
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -15,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -66,12 +66,12 @@ class Gate:
 
     def call(self) -> None:
         """Have the parent read the beat now."""
-        with contextlib.suppress(OSError):  # the parent reads the beat now and then anyway
+        with suppress(OSError):  # the parent reads the beat now and then anyway
             os.write(self._lifeline, CALL)
 
     def _read_lines(self) -> None:
         # ECONNRESET if the other end closed before it read our byte: the end as well.
-        with contextlib.suppress(OSError), open(self._lifeline, "rb") as lines:
+        with suppress(OSError), open(self._lifeline, "rb") as lines:
             for line in lines:
                 limits = from_json(Limits, line)
                 if limits:
@@ -87,7 +87,7 @@ def exit_now(code: WorkerExit, why: str = "") -> NoReturn:
     """End the process at once, without exit handlers, which are other people's code."""
     for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
         # A closed or full log must not change the exit code.
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             stream.write(words)
             stream.flush()
     os._exit(code)
@@ -102,7 +102,7 @@ def kill_group_with_parent() -> None:
     path = os.environ.get(PARENT_PIPE)
     if not path or os.getpgid(0) != os.getpid():
         return
-    with contextlib.suppress(OSError):  # no procfs, or the parent has the other end open
+    with suppress(OSError):  # no procfs, or the parent has the other end open
         pipe = open_own(Path(path), os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
@@ -123,7 +123,7 @@ def die_with_parent() -> None:
 
 def be_first_victim() -> None:
     """Have the kernel end this process, not the parent, when memory runs out (proc(5))."""
-    with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox
+    with suppress(OSError):  # no procfs, or a stricter sandbox
         Path("/proc/self/oom_score_adj").write_text("500")
 
 

@@ -4,7 +4,6 @@ What the files alone show is checked before any worker starts (`chunkvisor.engin
 only loading shows weights drawn at random, a tokenizer of another model, a setting without effect.
 """
 
-import contextlib
 import inspect
 import json
 import logging
@@ -14,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class LoadLog(logging.Handler):
         if line and not rows and line not in self.notes and len(self.notes) < _MOST_NOTES:
             self.notes.append(line)
 
-    @contextlib.contextmanager
+    @contextmanager
     def collecting(self) -> Iterator[None]:
         """Take in Python's warnings and all libraries' log records; they still reach the log."""
         from transformers.utils import logging as transformers_logging
@@ -298,7 +298,7 @@ def _fit_length(model: Any, asked: int | None) -> None:
         raise ValueError(f"model.max_length is {asked}, but {what}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _running_code_of(spec: ModelSpec) -> Iterator[None]:
     """Make a context in which code that came with the model runs.
 

@@ -5,7 +5,6 @@ the socket to the parent; when it closes, the template ends. (The standard libra
 gives a child no standard input, log or process group.)
 """
 
-import contextlib
 import faulthandler
 import gc
 import importlib.abc
@@ -16,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -122,7 +122,7 @@ class Template:
         pid = self._alive.pop(pidfd)
         os.close(pidfd)
         # Before it is reaped: until then no other group can get its number.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
@@ -136,7 +136,7 @@ def find_gpu_use() -> str:
     started, by whatever framework, they hold a file of the driver open.
     """
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of this listing itself
+        with suppress(OSError):  # the descriptor of this listing itself
             target = str(entry.readlink())
             if _GPU_FILE.search(target):
                 return f"it has {target} open"
@@ -155,7 +155,7 @@ def find_taint() -> str:
     threads = list[str]()
     own = Path("/proc/thread-self").readlink().name
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
+        with suppress(OSError):  # it has just ended
             name = (task / "comm").read_text().strip() or "?"
             if task.name != own and name not in _FORK_SAFE_THREADS:
                 threads.append(name)
@@ -205,7 +205,7 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         progress.phase(Phase.IMPORT)
         encoder = make_encoder(spec.model, spec.device, spec.import_path)
         # On the CPU a fresh worker is shown no GPU either.
-        with contextlib.nullcontext() if spec.device == "cpu" else ShownGpu():
+        with nullcontext() if spec.device == "cpu" else ShownGpu():
             encoder.load(progress)
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
         traceback.print_exc()
@@ -241,7 +241,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     template = Template(orders, encoder)
-    with contextlib.suppress(ConnectionError):  # the parent is gone
+    with suppress(ConnectionError):  # the parent is gone
         orders.send(to_json(TemplateNews(phase_s=progress.phase_s)))
         template.serve()
     exit_now(WorkerExit.DONE)

@@ -20,7 +20,7 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.expected import difference_and_cosine, write_line
 from chunkvisor.engine.trial import try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.outputs.forms import form_of
+from chunkvisor.outputs.forms import Manifest, form_of
 from chunkvisor.outputs.join import final_rows
 from chunkvisor.outputs.publish import rows_without_vector
 from chunkvisor.outputs.state import read
@@ -86,7 +86,7 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
 def _audit_output(
     layout: Layout,
     output: OutputLayout,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     rows: int,
     device: Device,
     loaded: LoadedConfig | None,
@@ -191,7 +191,7 @@ def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[st
 
 
 def _final_vectors(
-    output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
+    output: OutputLayout, manifest: Manifest, rows: Sequence[int]
 ) -> Iterator[Vectors]:
     """Yield the vectors of these rows, which rise, from the final file."""
     wanted = np.array(rows)

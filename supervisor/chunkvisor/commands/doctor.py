@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from chunkvisor.engine.process import worker_environment
 from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, Verdict, describe_exit
+from chunkvisor.printing import Say
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import (
@@ -131,7 +132,7 @@ class Case:
         return [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in found]
 
 
-def read_case(config_path: Path | None, say: Callable[[str], None]) -> Case:
+def read_case(config_path: Path | None, say: Say) -> Case:
     """Read the machine and, with a config, its job. `say` gets the name of each slow step.
 
     Raises OSError.
@@ -198,7 +199,7 @@ class _NotHereError(Exception):
     """Files of the model are not on this machine; the case says which."""
 
 
-def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
+def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Say) -> None:
     """Read everything about the config's job, and encode on each device.
 
     Raises Halt if there is no model; OSError.
@@ -263,7 +264,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
 
 
 def _encode_samples(
-    case: Case, loaded: LoadedConfig, spec: ModelSpec, scratch: Path, say: Callable[[str], None]
+    case: Case, loaded: LoadedConfig, spec: ModelSpec, scratch: Path, say: Say
 ) -> None:
     """Encode SAMPLE and the expected texts on each device, and SAMPLE once more."""
     config = loaded.config

@@ -6,7 +6,7 @@ config's workdir.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCr
 from chunkvisor.events.journal import read_events
 from chunkvisor.outputs.forms import FORM_KEYS
 from chunkvisor.outputs.state import read
+from chunkvisor.printing import Say
 from chunkvisor.show.status import read_status
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.attempt import read_tail
@@ -121,7 +122,7 @@ class _Runs:
 
 
 def drill(
-    loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Callable[[str], object]
+    loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Say
 ) -> list[dict[str, Any]]:
     """Provoke the faults in this scratch folder, and return what `drill --json` prints.
 

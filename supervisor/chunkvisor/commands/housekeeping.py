@@ -4,14 +4,14 @@
 manifest, whether or not the state that it was made from still exists.
 """
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
-from chunkvisor.outputs.forms import FORMATS, VectorType, digest_in, form_of
+from chunkvisor.outputs.forms import FORMATS, Manifest, VectorType, digest_in, form_of
 from chunkvisor.outputs.publish import (
     check_side_files,
     complete_publication,
@@ -63,7 +63,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
 def is_final(path: Path) -> bool:
     """Say whether it is a final file with its manifest next to it, or that manifest."""
     manifest = path.with_suffix(".json")
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if manifest.is_file():  # to open a pipe would wait
             with open(manifest, "rb") as file:
                 return is_manifest(file.read(4096))
@@ -177,7 +177,7 @@ def clean(workdir: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
     """Yield the outputs of a workdir, which no run uses meanwhile."""
     layout = require_workdir(workdir)
@@ -187,9 +187,9 @@ def _locked_outputs(workdir: Path) -> Iterator[list[OutputLayout]]:
         yield [layout.output(path.name) for path in sorted(found) if path.is_dir()]
 
 
-def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
+def _bad_texts(layout: OutputLayout, manifest: Manifest) -> set[int]:
     """Return the texts without a vector, by their numbers in chunks; none without staged texts."""
-    with contextlib.suppress(DamagedError):
+    with suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
         texts = StagedTable.open(layout.table).row_text_at(rows)
         reuse = read_reuse(layout)

@@ -3,9 +3,9 @@
 It makes a config of its options, whose workdir is a folder next to the file, and runs that.
 """
 
-import contextlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -
     if state.publishing.exists():  # a kill came before its manifest
         return None
     manifest = None
-    with contextlib.suppress(DamagedError, OSError):
+    with suppress(DamagedError, OSError):
         manifest = read_sealed(out.with_suffix(".json"))
     before = from_plain(Identity, {"values": (manifest or {}).get(_MADE_FROM)})
     if manifest is None or before is None:
@@ -172,5 +172,5 @@ def remove_state(workdir: Path) -> None:
             remove_at_once(layout.hidden)
     else:
         remove_at_once(layout.hidden)  # what a kill has left of it
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         layout.workdir.rmdir()

@@ -6,7 +6,7 @@ Nothing is written into the workdir.
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from chunkvisor.outputs.combine import refuse_unequal
 from chunkvisor.outputs.forms import VectorType, asked_form
 from chunkvisor.outputs.stage import staged_before
 from chunkvisor.outputs.state import read
+from chunkvisor.printing import Say
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -65,7 +66,7 @@ MOST_TEXTS = 1_000_000
 _BAR = 39
 
 
-def forecast(loaded: LoadedConfig, rows: RowChoice, say: Callable[[str], None]) -> dict[str, Any]:
+def forecast(loaded: LoadedConfig, rows: RowChoice, say: Say) -> dict[str, Any]:
     """Return what `plan --json` prints; `say` gets the name of each slow step.
 
     Raises Halt if a run would refuse the source or the model; OSError.
@@ -180,9 +181,7 @@ def _sum_known(numbers: Iterable[int | None]) -> int | None:
     return None if None in known else sum(filter(None, known))
 
 
-def table_of(
-    config: Config, name: str, rows: RowChoice, scratch: Path, say: Callable[[str], None]
-) -> StagedTable:
+def table_of(config: Config, name: str, rows: RowChoice, scratch: Path, say: Say) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
     layout = Layout(config.workdir).output(name)
     request = request_of(config, name, rows)

@@ -4,7 +4,7 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, known_source
 from chunkvisor.engine.trial import Trial, try_texts
 from chunkvisor.errors import config_error
+from chunkvisor.printing import Say
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.identity import read_facts
@@ -50,9 +51,7 @@ _WORKERS = "workers.per_device"
 Settings = dict[str, Any]
 
 
-def tune(
-    loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Say) -> dict[str, Any]:
     """Try settings, and return what `tune --json` prints. Takes some minutes.
 
     Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run

@@ -466,6 +466,10 @@ for our own), at a chunk (output, chunk), or in the whole run (None)."""
 _WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 
 
+Recall = Callable[[str], tuple[int, int | None] | None]
+"""Gives (rows, padded tokens) of the batches that earlier runs have learnt for a kind of device."""
+
+
 @dataclass(slots=True)
 class _Streak:
     """How often something has happened since the last success, and when first and last."""
@@ -488,8 +492,7 @@ class FailureHistory:
         history.count(Repeated.CANARY, 0)  # 0
     """
 
-    def __init__(self, recall: Callable[[str], tuple[int, int | None] | None]) -> None:
-        """`recall` gives the batch limit that earlier runs have learnt for a kind of device."""
+    def __init__(self, recall: Recall) -> None:
         self._recall = recall
         self._lessons = dict[str, BatchLimit | None]()
         self._streaks = dict[tuple[Repeated | Outcome, Where], _Streak]()

@@ -180,10 +180,9 @@ class Scheduler:
         self,
         outputs: "Sequence[OutputRun]",
         config: Config,
-        recall: Callable[[str], tuple[int, int | None] | None],
+        recall: policy.Recall,
         clock: Callable[[], float],
     ) -> None:
-        """`recall` gives the batch limit that earlier runs have learnt for a kind of device."""
         self._outputs = outputs
         self._clock = clock
         self._workers = config.workers

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.store.artifact import Vectors
 from chunkvisor_worker.contract.correctness import allowed_difference
 from chunkvisor_worker.contract.messages import ModelSpec
 
 _MOST_BYTES = 16 << 20
 
 
-def difference_and_cosine(
-    found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]
-) -> tuple[float, float]:
+def difference_and_cosine(found: Vectors, right: Vectors) -> tuple[float, float]:
     """Return the length of the difference, relative to that of `right`, and the cosine.
 
     Two zero vectors are equal.
@@ -40,9 +38,9 @@ class Expected:
 
     path: Path
     texts: tuple[str, ...]
-    vectors: npt.NDArray[np.float32]  # shape (texts, dimension)
+    vectors: Vectors  # shape (texts, dimension)
 
-    def refusal(self, found: npt.NDArray[np.float32], dtype: str, model: ModelSpec) -> Halt | None:
+    def refusal(self, found: Vectors, dtype: str, model: ModelSpec) -> Halt | None:
         """Return a Halt (78) if the vectors that the model gives are not those of the file.
 
         `found` has the shape of `vectors`, or another dimension; `dtype` is that of the weights
@@ -89,7 +87,7 @@ def read_expected(path: Path) -> Expected:
             "Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
         ) from None
     texts = list[str]()
-    vectors = list[npt.NDArray[np.float32]]()
+    vectors = list[Vectors]()
     for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
@@ -116,7 +114,7 @@ def read_expected(path: Path) -> Expected:
     return Expected(path, tuple(texts), np.array(vectors, dtype=np.float32))
 
 
-def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
+def write_line(text: str, vector: Vectors) -> bytes:
     """Write a line of such a file; each number has as many digits as float32 needs."""
     numbers = ", ".join(str(number) for number in vector.astype(np.float32))
     return f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'.encode()

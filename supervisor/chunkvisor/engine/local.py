@@ -3,13 +3,13 @@
 Each is a new interpreter, or forked from a template process that has loaded the model once.
 """
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from chunkvisor.child import python_command, spawn
@@ -122,7 +122,7 @@ class _LocalWorker:
         self._send_line(LEAVE)
 
     def _send_line(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
+        with suppress(OSError):  # a worker that has just died; its end is seen anyway
             self._ours.sendall(line)
 
     @property
@@ -130,7 +130,7 @@ class _LocalWorker:
         return count_oom_kills() - self._kills_before
 
     def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class LocalEngine:
             news = from_json(TemplateNews, data)
             if not news:
                 assert self._template
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
                 if code is None:

@@ -4,10 +4,10 @@ A finite vector of the wrong model is the worst result, because no check of vect
 only loading shows is checked in `chunkvisor_worker.model`.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     known = isinstance(dtype, str) and config and config.get("quantization_config") is None
     kind = config.get("model_type")
     weights_bytes = None
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         weights_bytes = sum(path.stat().st_size for path in _files_of(folder, ())) or None
     return ModelFolder(
         dimension=_dimension(folder, text, modules[1:]),
@@ -383,7 +383,7 @@ def _refuse_pointers(model: ModelConfig | ModelSpec, folder: Path) -> None:
     """Refuse files of a Git checkout whose content Git LFS has not fetched."""
     found = list[str]()
     for path in _files_of(folder):
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 found.append(str(path.relative_to(folder)))
     if found:

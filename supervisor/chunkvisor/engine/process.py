@@ -1,6 +1,5 @@
 """The environment, start and end of worker processes, fresh or warm, here or on a node."""
 
-import contextlib
 import functools
 import os
 import re
@@ -8,6 +7,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -111,10 +111,10 @@ def worker_environment(
 def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
     """Kill the process and its group, unless it ends within `grace_s`."""
     for wait_s in (grace_s, _DEATH_S):
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             process.wait(wait_s)
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -128,7 +128,7 @@ def end_orphans(folder: Path, run_id: str) -> list[int]:
     logs = f"{folder.resolve()}/"
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+        with suppress(psutil.Error, OSError):
             streams = (
                 str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (1, 2)
             )
@@ -160,7 +160,7 @@ def count_oom_kills() -> int:
 
     Those of all cgroups count. A SIGKILL is no evidence of it, but a rise of this count is.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
     return 0

@@ -9,7 +9,6 @@ from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor.child import OnWait, python_command, run_child
 from chunkvisor.config.load import LoadedConfig
@@ -18,6 +17,7 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.process import count_oom_kills, worker_environment
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
+from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.attempt import AttemptFolder, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -31,7 +31,7 @@ class Trial:
     """How the worker ended, and its vectors."""
 
     verdict: Verdict
-    vectors: npt.NDArray[np.float32] | None  # of shape (texts, dimension); None if it failed
+    vectors: Vectors | None  # of shape (texts, dimension); None if it failed
     log_line: str  # the last of its log
     phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds spent in each phase
     dtype: str = ""  # of the weights as loaded

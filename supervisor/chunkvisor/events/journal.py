@@ -4,13 +4,13 @@ It is for people and views. No run depends on it: no row is lost with it. A line
 is skipped.
 """
 
-import contextlib
 import glob
 import json
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Journal:
 
     def _keep_sums(self, offset: int) -> None:
         self._summed_bytes = offset
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sums = to_json(Sums(offset, self.state))
             write_atomic(self._path.with_suffix(".sums"), [sums], durable=False)
 
@@ -73,7 +73,7 @@ class Journal:
         """
         t = round(time.time(), 3)
         line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(self._fd, line.encode() + b"\n")
         self.state.apply(event, t)
         size_bytes = os.fstat(self._fd).st_size
@@ -106,7 +106,7 @@ class Tail:
 
     def read_new(self) -> Iterator[Logged]:
         """Yield the events of the lines that are new and whole; the state has each already."""
-        with contextlib.suppress(OSError), open(self._path, "rb", opener=open_regular) as file:
+        with suppress(OSError), open(self._path, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0  # another journal is in its place
                 self.state = RunState()
@@ -123,7 +123,7 @@ class Tail:
 
 def read_events(path: Path) -> Iterator[Logged]:
     """Yield all events that can be read, oldest first; none if there is no journal."""
-    with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
+    with suppress(OSError), open(path, "rb", opener=open_regular) as file:
         yield from filter(None, map(_decode, file))
 
 

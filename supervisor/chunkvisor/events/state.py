@@ -295,7 +295,7 @@ class RunState:
                 self.searched.pop(chunk, None)
             case events.PartCommitted() | events.BatchesKept():
                 if isinstance(event, events.PartCommitted):
-                    _add(self.attempts, {str(Outcome.COMMITTED): 1})
+                    _add(self.attempts, {Outcome.COMMITTED: 1})
                 output.texts_saved += event.texts
                 # Before a worker computes, a run keeps what the run before it has left.
                 if self.first_go_s is not None:
@@ -321,7 +321,7 @@ class RunState:
             self.last_commit = event
         # The attempts at parts of a chunk are counted when their parts are committed.
         if event.attempt_ok:
-            _add(self.attempts, {str(Outcome.COMMITTED): 1})
+            _add(self.attempts, {Outcome.COMMITTED: 1})
         if self.points:
             self._add_point(t)
 

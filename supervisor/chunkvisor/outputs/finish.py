@@ -9,7 +9,7 @@ import numpy as np
 
 from chunkvisor.child import OnWait
 from chunkvisor.engine.modelsource import ModelSource
-from chunkvisor.outputs.forms import BadRow, Form
+from chunkvisor.outputs.forms import BadRow, Form, Manifest
 from chunkvisor.outputs.join import JoinInputs, assemble
 from chunkvisor.outputs.publish import (
     complete_publication,
@@ -35,7 +35,7 @@ def finish_output(
     fixed: Fixed,
     model: ModelSource,
     keep_chunks: bool,
-    more: dict[str, Any],
+    more: Manifest,
     on_wait: OnWait,
 ) -> dict[str, Any]:
     """Join and publish the output; return the fields of the event `OutputComplete`.
@@ -106,7 +106,7 @@ def finish_output(
     }
 
 
-def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
+def _section(fixed: Fixed, prefix: str) -> Manifest:
     values = fixed.identity.values.items()
     return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
@@ -127,7 +127,7 @@ def quarantined(inputs: JoinInputs, on_wait: OnWait) -> Iterator[BadRow]:
         on_wait()
 
 
-def _record_cut(inputs: JoinInputs, on_wait: OnWait) -> dict[str, Any] | None:
+def _record_cut(inputs: JoinInputs, on_wait: OnWait) -> Manifest | None:
     """Write the list of the rows whose text was cut; return the manifest's entry `truncated`.
 
     None if the encoder does not count them. Raises OSError.

@@ -1,11 +1,11 @@
 """The forms of a final file: its format (npy, parquet), and the type of its numbers."""
 
-import contextlib
 import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,9 +154,7 @@ Append = Callable[[Stored], object]
 class Format(NamedTuple):
     """How a format is written and read; its name is the suffix of its files."""
 
-    write: Callable[
-        [HashedFile, int, VectorType, Carried | None], contextlib.AbstractContextManager[Append]
-    ]
+    write: Callable[[HashedFile, int, VectorType, Carried | None], AbstractContextManager[Append]]
     """(new file, number of rows, type of their vectors, columns that go with them) to a context in
     which they are written."""
     read: Callable[[Path, int, VectorType, str | None], Iterator[Stored]]
@@ -170,7 +168,7 @@ class Format(NamedTuple):
 OTHER_DIGEST = "has another digest than its manifest says: it was changed or damaged"
 
 
-@contextlib.contextmanager
+@contextmanager
 def _write_npy(
     file: HashedFile, rows: int, vector_type: VectorType, *_: object
 ) -> Iterator[Append]:
@@ -199,7 +197,7 @@ def _read_npy(
             raise BadVectorsError(OTHER_DIGEST)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _write_parquet(
     file: HashedFile, _rows: int, vector_type: VectorType, carried: Carried | None
 ) -> Iterator[Append]:

@@ -4,9 +4,9 @@ The rows are written in float32. A final file of another form is then made from 
 removed.
 """
 
-import contextlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -242,7 +242,7 @@ def _rows_in_order(
     per_block = max(1, BLOCK_BYTES // (4 * final.dimension))
     seen = 0  # texts so far
     bad = np.fromiter(inputs.bad_texts(), dtype=np.int64)
-    with contextlib.closing(read_ahead(chunk_blocks(inputs.ledger))) as blocks:
+    with closing(read_ahead(chunk_blocks(inputs.ledger))) as blocks:
         chunks = Portions(blocks)
         for start in range(0, table.rows, per_block):
             ids = table.row_text(start, min(start + per_block, table.rows))
@@ -302,7 +302,7 @@ def write_final(
                     append(block)
             return file.finish_sync()
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             clear_partial(layout)
         raise
 
@@ -323,7 +323,7 @@ def write_form(
     vector_type = VectorType(form.dtype, dimension)
 
     def converted() -> Iterator[Stored]:
-        with contextlib.closing(read_ahead(read())) as blocks:
+        with closing(read_ahead(read())) as blocks:
             for block in blocks:
                 yield vector_type.convert(block)
                 on_wait()

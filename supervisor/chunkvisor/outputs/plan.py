@@ -25,7 +25,7 @@ from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.records import DamagedError, read_if_whole
 from chunkvisor.store.reuse import ReuseFiles, read_reuse, write_plan
-from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -60,7 +60,7 @@ def plan(found: OutputState, wanted: Wanted, others: Sequence[OutputLayout]) -> 
     if facts:
         write_facts(layout, facts)
     prepared.rename(layout.chunks)
-    sync_folder(layout.state)  # the copies are on the disk before their originals are removed
+    sync(layout.state)  # the copies are on the disk before their originals are removed
     for number in layout.generations():
         stands = found.earlier and number == found.earlier.generation
         if number != layout.generation and not stands:
@@ -203,7 +203,7 @@ def plan_reuse(
         files.copied.unlink()
         files.tokens.unlink()
     write_plan(folder, table.distinct, len(encoded), places)
-    sync_folder(folder.parent)
+    sync(folder.parent)
     return facts
 
 

@@ -54,7 +54,7 @@ from chunkvisor_worker.contract.files import (
     remove_at_once,
     remove_folder,
     set_aside,
-    sync_folder,
+    sync,
     write_atomic,
 )
 from chunkvisor_worker.contract.frozen import frozen
@@ -125,7 +125,7 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
         if place.is_dir() or place.name not in announced.ours:
             set_aside(place)
         written.replace(place)
-        sync_folder(place.parent)  # the new one is there before another one goes
+        sync(place.parent)  # the new one is there before another one goes
     for other in map(layout.file, FinalFormat):
         if other != place and other.name in announced.ours:
             other.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from chunkvisor.child import OnWait
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note, Staging
-from chunkvisor.outputs.forms import asked_form, form_of
+from chunkvisor.outputs.forms import Manifest, asked_form, form_of
 from chunkvisor.outputs.join import find_rows_table
 from chunkvisor.outputs.state import OutputState, Stage, read
 from chunkvisor.sources.child import request_of, stage_table
@@ -29,7 +29,7 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
 from chunkvisor.store.reuse import plan_and_fingerprint, read_reuse
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync
 from chunkvisor_worker.contract.frozen import frozen
 
 _MOST_TRIED = 10  # chunk files, to find out what an output is of
@@ -45,7 +45,7 @@ class Wanted:
     update: bool
     place: Path | None
     """Of the final file, if it is not to be in the workdir."""
-    more: dict[str, Any]
+    more: Manifest
     """What manifests say besides."""
     identity: Callable[[str, str, int], Identity]
     """(output, digest of its source, rows of its source) to its identity under this config."""
@@ -98,7 +98,7 @@ def stage(found: OutputState, wanted: Wanted) -> OutputState:
         wanted.emit_note(f"{name}: rebuilding {rows}; an earlier file stays until this is complete")
     write_record(staging.identity, now)  # with it the name of the table is on the disk
     staging.state.rename(layout.at_generation(generation).state)
-    sync_folder(layout.home)
+    sync(layout.home)
     return read(layout)
 
 

@@ -1,8 +1,8 @@
 """The folder of each invocation of `run`, and the observers of every run: log, report and more."""
 
-import contextlib
 import re
 import time
+from contextlib import suppress
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
@@ -40,7 +40,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     except OSError:
         return None
     # If links cannot be made, or something else has the name, there is no link.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         layout.latest.unlink(missing_ok=True)
         layout.latest.symlink_to(files.name)
     matches = filter(None, map(_OURS.fullmatch, names))
@@ -57,7 +57,7 @@ def observers_of_run(
     """Return the observers that every run has; `files` is None if the disk had no room for them."""
     made: list[Observer] = []
     if files is not None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             made.append(_Log(files))
     if config.metrics.textfile is not None:
         made.append(Metrics(config.metrics.textfile, layout.workdir))
@@ -94,6 +94,6 @@ class Reporter(Observer):
         ending = self.state.ending
         if ending is not None and ending.code == ExitCode.TERMINATED:
             return
-        with contextlib.suppress(OSError, Halt):
+        with suppress(OSError, Halt):
             if self.state.worked and self._layout.events.stat().st_size <= MOST_BYTES:
                 write_report(self._layout.workdir, self._layout.report)

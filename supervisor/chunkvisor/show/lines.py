@@ -3,7 +3,6 @@
 `Observer` is the base of all that show a run, here and in the other modules.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -169,7 +169,7 @@ class JsonLines(Observer):
 
 
 def _write_line(stream: TextIO | None, line: str) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         write(stream, f"{printable(line)}\n")
 
 
@@ -222,7 +222,7 @@ def next_steps(
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
         if rows.first:
             yield "that was a trial; for all rows, run the same command without --max-rows"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         # A run that found everything complete writes no report: the file is of an earlier run.
         if (
             state.attempts or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)

@@ -4,11 +4,11 @@ The cursor is not hidden, the screen is not cleared, and the alternate screen is
 terminal is as it should be whatever kills the program, and the news stay there.
 """
 
-import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -97,7 +97,7 @@ class Live(Observer):
 
     def update(self, now: Snapshot, news: Iterable[Logged]) -> None:
         """Print the news, each with the time of day, and draw the snapshot below them."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if self._live is None:
                 self._live = RichLive(
                     console=self._console,
@@ -114,7 +114,7 @@ class Live(Observer):
 
     def clear(self, news: Iterable[Logged]) -> None:
         """Remove the drawn lines, and print the last news in their place."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if self._live is not None:
                 self._live.stop()
             self._live = None

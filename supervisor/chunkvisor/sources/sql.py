@@ -47,6 +47,8 @@ Kinds: TypeAlias = tuple[str, ...]
 ("BIGINT", "VARCHAR"); "" is for a column that no row has."""
 Row: TypeAlias = tuple[int, list[str | None], Kinds]
 """A row of a text format: its line, its text and then its used cells, and the types of these."""
+Texts: TypeAlias = Iterator[tuple[int, str | None]]
+"""The line of each row, or its number in parquet, and its text: None if `where` leaves it out."""
 # Functions and types that take a number as its source writes it.
 _TEXT_OPERATIONS = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
@@ -200,10 +202,8 @@ class SqlReader:
         if "%" in called:
             self._number = "BIGINT"
 
-    def texts(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
-        """Yield line (or row of parquet) and text of the first `limit` rows of the file.
-
-        The text is None for a row that `where` leaves out.
+    def texts(self, file: SourceFile, limit: int) -> Texts:
+        """Yield the first `limit` rows of the file.
 
         Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
         """
@@ -243,7 +243,7 @@ class SqlReader:
                 f"{what}: {reason}", remedy=next(filter(None, remedies), columns)
             ) from error
 
-    def _parquet_rows(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
+    def _parquet_rows(self, file: SourceFile, limit: int) -> Texts:
         if not file.path.stat().st_size:
             raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
         # DuckDB would read a name as a pattern, and `/year=2024/` in a path as a column.
@@ -293,7 +293,7 @@ class SqlReader:
                 pieces.append(f"coalesce({text}, '')")
         return " || ".join(pieces)
 
-    def _text_rows(self, file: SourceFile, limit: int) -> Iterator[tuple[int, str | None]]:
+    def _text_rows(self, file: SourceFile, limit: int) -> Texts:
         keys = dict[str, str]()  # columns of the file by their names in lower case
         batch = list[Row]()
         rows = 0
@@ -334,7 +334,7 @@ class SqlReader:
             ]
             self._query_for(file, tuple(found))
 
-    def _compute(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
+    def _compute(self, file: SourceFile, batch: list[Row]) -> Texts:
         """Yield line and text of these rows, and keep the columns to carry along."""
         groups = dict[Kinds, list[int]]()
         texts = dict[int, str | None]()

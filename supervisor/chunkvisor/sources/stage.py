@@ -5,7 +5,6 @@ kernel kills it as well. The record (`table.json`) is written last, when the tab
 disk.
 """
 
-import contextlib
 import ctypes
 import errno
 import hashlib
@@ -16,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,8 @@ from chunkvisor.sources.resolve import (
 from chunkvisor.sources.sql import SqlReader, is_disk_fault
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import disk_halt, halt_for
-from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.exits import DISK_ERRNOS
+from chunkvisor_worker.contract.files import sync, write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
 
@@ -85,8 +86,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 "Run again when nothing writes to it.",
             )
     for path in folder.glob("*.*"):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
     record = TableRecord(spool.rows, distinct, spool.empty, tuple(files))
     seal_table(folder, record)
 
@@ -170,7 +170,7 @@ def _as_halt(error: BaseException, request: IngestRequest | None, folder: Path) 
         return halt_for(error, folder)
     # DuckDB's own files are in the scratch folder.
     if isinstance(error, duckdb.IOException) or is_disk_fault(error):
-        known = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE)
+        known = (*DISK_ERRNOS, errno.EFBIG, errno.EMFILE)
         words = str(error)
         number = next((each for each in known if os.strerror(each) in words), errno.EIO)
         return disk_halt(OSError(number, words), folder)
@@ -200,9 +200,9 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001
         halt = _as_halt(error, request, folder)
         # A full disk may have room for neither; then the parent has only the exit code.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             traceback.print_exc()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if halt is not None:
                 write_atomic(folder / "answer.json", [json.dumps(halt.details()).encode()])
         return halt.code if halt is not None else ExitCode.BUG
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         sys.stderr.flush()
     # Skip Python's teardown, in which DuckDB's bindings write about their own leaks to the log.
     os._exit(code)

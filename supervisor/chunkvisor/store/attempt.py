@@ -3,18 +3,18 @@
 numpy is imported late: commands that only show a run use this module to read logs.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.disk import least_free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, read_json, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, read_json, remove_folder, sync
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
 from chunkvisor_worker.contract.secrets import masked
@@ -85,7 +85,7 @@ class AttemptFolder:
 
     def add_log_line(self, line: str) -> None:
         """Add a line to the worker's log."""
-        with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
+        with suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
             log.write(f"{line}\n")
 
     def evidence_of_end(self, end: Evidence) -> Evidence:
@@ -243,33 +243,33 @@ class AttemptFolder:
                 tokens[pairs[:, 0]] = pairs[:, 1]
                 os.pwrite(out.fileno(), tokens.data, 4 * start)
                 os.fsync(out.fileno())
-            sync_folder(path.parent)
+            sync(path.parent)
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Leave the verdict for people to read; remove an attempt that the run itself ended."""
         if verdict.asked_for:
             self.remove()
             return
-        with contextlib.suppress(OSError):  # on a full disk the journal may still have it
+        with suppress(OSError):  # on a full disk the journal may still have it
             write_message(self.files.verdict, verdict, durable=False)
 
     def forget_verdict(self) -> None:
         """Have the next run judge it again, and store the vectors that are still in it."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.files.verdict.unlink(missing_ok=True)
 
     def drop_bulk(self) -> None:
         """Remove the vectors of a failed attempt; its record, log and texts stay to be read."""
         if not self.files.verdict.exists():
             return
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for path in (self.files.vectors, self.files.partial):
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove it whole; the folder of the chunk stays if there are others, with their logs."""
         remove_folder(self.files.folder)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.files.folder.parent.rmdir()
 
     def find_log(self) -> Path | None:
@@ -311,7 +311,7 @@ def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | No
 
 
 def _mtime_ns(path: Path) -> int:
-    with contextlib.suppress(OSError):  # the file may vanish
+    with suppress(OSError):  # the file may vanish
         return path.stat().st_mtime_ns
     return 0
 
@@ -323,14 +323,14 @@ def last_line(text: str) -> str:
 
 def trim_log(path: Path) -> None:
     """Empty a log that has grown too large: a chatty library must not fill the disk overnight."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if path.stat().st_size > _LOG_LIMIT_BYTES:
             os.truncate(path, 0)
 
 
 def _mask_log(path: Path) -> None:
     """Take secrets out of a log, into which others than Python may have written as well."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         text = path.read_text(errors="surrogateescape")
         if masked(text) != text:
             path.write_text(masked(text), errors="surrogateescape")

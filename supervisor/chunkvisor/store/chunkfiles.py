@@ -29,7 +29,7 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout, numbers_in
 from chunkvisor.store.records import read_if_whole, write_record
-from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync, write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
@@ -147,10 +147,9 @@ class ChunkFiles:
         target = self.layout.chunk(chunk, key)
         self._make_folder(target.parent)
         if not target.exists():  # else an earlier try has failed after the rename
-            with open(vectors, "rb") as file:
-                os.fsync(file.fileno())
+            sync(vectors)
             vectors.replace(target)
-        sync_folder(target.parent)
+        sync(target.parent)
 
     def discard(self, chunk: int) -> None:
         """Remove the chunk's file."""
@@ -159,7 +158,7 @@ class ChunkFiles:
             path.unlink()
         if folder.exists():
             # Else a power cut could bring back the chunk, whose bad texts `retry` makes pending.
-            sync_folder(folder)
+            sync(folder)
 
     # --- parts of chunks: a file of the whole chunk, NaN where a vector is missing, and an index
 

@@ -5,7 +5,6 @@ complete. All else is in the hidden folder, which only its owner may enter:
 docs/reference/run-folder.md lists it.
 """
 
-import contextlib
 import errno
 import fcntl
 import itertools
@@ -15,6 +14,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from chunkvisor_worker.contract.files import (
     make_folders,
     open_regular,
     read_json,
-    sync_folder,
+    sync,
     write_atomic,
 )
 from chunkvisor_worker.contract.frozen import frozen
@@ -344,7 +344,7 @@ def read_holder(path: Path) -> LockHolder | None:
     return holder if holder and holder.pid > 0 else None
 
 
-@contextlib.contextmanager
+@contextmanager
 def hold_lock(path: Path, run_id: str = "") -> Iterator[LockHolder | None]:
     """Hold the workdir's lock while the context lasts; gives who held it before.
 
@@ -376,7 +376,7 @@ def hold_lock(path: Path, run_id: str = "") -> Iterator[LockHolder | None]:
         os.close(fd)
 
 
-@contextlib.contextmanager
+@contextmanager
 def claim(layout: Layout, outputs: Iterable[str], run_id: str) -> Iterator[LockHolder | None]:
     """Hold the workdir for a run of these outputs while the context lasts; as `hold_lock`.
 
@@ -404,7 +404,7 @@ def claim(layout: Layout, outputs: Iterable[str], run_id: str) -> Iterator[LockH
                 ours="chunkvisor",
             )
         layout.hidden.mkdir(mode=0o700, exist_ok=True)
-        sync_folder(layout.workdir)
+        sync(layout.workdir)
     with hold_lock(layout.lock, run_id) as previous:
         if not layout.mark.exists():
             about = "the state of a workdir of chunkvisor, which alone writes here"

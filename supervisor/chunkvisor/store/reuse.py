@@ -4,7 +4,6 @@ It is fixed before the first chunk. All other texts are encoded, and numbered fr
 chunks are made of them.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from chunkvisor.store.records import (
     stamp_file,
     write_record,
 )
-from chunkvisor_worker.contract.files import PathIn
+from chunkvisor_worker.contract.files import PathIn, sync
 from chunkvisor_worker.contract.frozen import frozen
 
 
@@ -113,8 +112,7 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     files = ReuseFiles(folder)
     stamps = {}
     for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
         stamps[path.name] = stamp_file(path)
     write_record(files.record, Reuse(texts, encoded, tuple(places), stamps))
 

@@ -1,6 +1,5 @@
 """The files in an attempt's folder, and ways to write and read a file that survive a kill."""
 
-import contextlib
 import errno
 import itertools
 import json
@@ -8,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,12 @@ class AttemptFiles:
     verdict = PathIn("verdict.json")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable.
+def sync(path: Path) -> None:
+    """Make the content of a file durable, or the entries of a folder. Raises OSError.
 
-    Fsync of a file does not cover its name (fsync(2), NOTES).
+    Fsync of a file does not cover its name, which is an entry of its folder (fsync(2), NOTES).
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -79,8 +79,8 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for each in missing:
         # A folder that may be written may be closed to reading.
-        with contextlib.suppress(PermissionError):
-            sync_folder(each.parent)
+        with suppress(PermissionError):
+            sync(each.parent)
 
 
 def copy_atomic(source: Path, target: Path, *, made_in: Path | None) -> None:
@@ -112,11 +112,11 @@ def write_atomic(
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink()
         raise
     if durable:
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def set_aside(path: Path) -> Path | None:
@@ -134,7 +134,7 @@ def make_folder(folder: Path, *, durable: bool = True) -> None:
     """
     folder.mkdir(exist_ok=True)
     if durable:
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:
@@ -151,7 +151,7 @@ def remove_at_once(folder: Path) -> None:
     remove_folder(old)
     if folder.exists():
         folder.rename(old)
-        sync_folder(folder.parent)
+        sync(folder.parent)
         remove_folder(old)
 
 
@@ -180,7 +180,7 @@ def read_bounded(path: Path) -> bytes | None:
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """Return the dictionary or list in a JSON file; an empty one if there is none."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError):
         found = json.loads(read_bounded(path) or b"")
         return found if isinstance(found, kind) else kind()
     return kind()

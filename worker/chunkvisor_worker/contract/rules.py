@@ -403,6 +403,8 @@ TOO_LARGE = setup(
     Sign(OS_ERROR, (errno.EFBIG,)),
     exit_code=DISK,
 )
+# While texts are encoded, a file may be one that a text names.
+_NOT_ON_BATCHES = (*BEFORE_WORK, Phase.WRITE, Phase.DONE)
 # Errors of the file system, by errno. The parent finds the words for its own errors here as well.
 _OF_FILES = (
     disk_full(
@@ -459,21 +461,20 @@ _OF_FILES = (
         "on another disk.",
         Sign(OS_ERROR, (errno.ENOLCK,)),
     ),
-    # While texts are encoded, such a file may be one that a text names.
     misconfigured(
         PERMISSION_DENIED,
         "This user may not use the file or folder (permission denied).",
         "Have the owner give you the right to (chmod, chown), run as the owner, or choose another "
         "place.",
         Sign(OS_ERROR, (errno.EACCES, errno.EPERM)),
-        phases=(*BEFORE_WORK, Phase.WRITE, Phase.DONE),
+        phases=_NOT_ON_BATCHES,
     ),
     misconfigured(
         "name-too-long",
         "The name or the path of a file is too long.",
         "Choose a shorter name or path.",
         Sign(OS_ERROR, (errno.ENAMETOOLONG,)),
-        phases=(*BEFORE_WORK, Phase.WRITE, Phase.DONE),
+        phases=_NOT_ON_BATCHES,
     ),
 )
 

@@ -4,13 +4,13 @@ Ray ends it with its driver, the bridge.
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class Agent:
         self._state = (True, False)
         # Ray has its processes killed first if memory runs out (oom_score_adj 1000); a worker is to
         # be killed before this one.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
 
     async def hello(self) -> bytes:
@@ -230,7 +230,7 @@ class Agent:
         except OSError as error:
             what = f"no worker can be started on {self._name}: {error}"
             cause = Cause("builtins.OSError", (), what, errno=error.errno)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 write_message(files.fault, Fault(Phase.START, (cause,), ""))
             self._report(told.worker, returncode=WorkerExit.FAULT)
         except Halt as halt:

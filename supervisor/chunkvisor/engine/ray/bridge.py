@@ -4,13 +4,13 @@ It is Ray's driver. Standard input is a socket to the parent; when it closes, th
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,11 @@ class Bridge:
             asyncio.wait_for(agent.close.remote(), _CLOSE_S) for agent in self._agents.values()
         ]
         await asyncio.gather(*closing, return_exceptions=True)
-        with contextlib.suppress(OSError):  # the parent is gone
+        with suppress(OSError):  # the parent is gone
             await self._writer.drain()
 
     async def _read_orders(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             async for line in self._reader:
                 order = from_json(NodeOrder, line)
                 # A node that has ended meanwhile was reported.
@@ -135,7 +135,7 @@ class Bridge:
                         self._start_task(self._collect(agent, report))
                         continue
                     if report.beat:
-                        with contextlib.suppress(OSError):  # the next one may fit on the disk
+                        with suppress(OSError):  # the next one may fit on the disk
                             write_message(
                                 AttemptFiles(self._folders[report.worker]).beat,
                                 report.beat,
@@ -161,14 +161,14 @@ class Bridge:
 
     async def _obey(self, agent: Any, orders: asyncio.Queue[NodeOrder]) -> None:
         """Pass orders on, one after the other. `_keep_agent` sees when the agent is lost."""
-        with contextlib.suppress(ray.exceptions.RayError):
+        with suppress(ray.exceptions.RayError):
             while True:
                 order = await orders.get()
                 contents = dict[str, bytes]()
                 if order.folder:
                     files = AttemptFiles(Path(order.folder))
                     self._folders[order.worker] = files.folder
-                    with contextlib.suppress(OSError):  # the agent says what did not arrive
+                    with suppress(OSError):  # the agent says what did not arrive
                         contents = {
                             path.name: path.read_bytes() for path in (files.texts, files.spec)
                         }
