@@ -32,7 +32,7 @@ def main() -> int:
     """The program."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = lowest([*project["dependencies"], *extras["notify"]])
+    wanted = lowest([*project["dependencies"], *extras["notify"], *extras["parquet"]])
     folder = ROOT / ".lowest"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)

@@ -8,6 +8,7 @@ import pytest
 
 from chunkvisor.commands.plan import plan_lines
 from harness import Workplace
+from late import needs
 from modelkinds import decoder
 from scripted_workplace import ScriptedWorkplace
 
@@ -114,6 +115,7 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     assert limited["outputs"]["out"]["rows"] == 2
 
 
+@needs("huggingface_hub")
 def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     """Where tokens cannot be counted, the plan says why, and tells the rest."""
     workplace.prepare(TEXTS, "sentence-transformers", model__name="no-such-owner/no-such-model")
@@ -124,6 +126,7 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     assert "variable. Run `HF_HUB_OFFLINE=0 hf download no-such-owner/no-such-model`" in notes
 
 
+@needs("tokenizers")
 @pytest.mark.model
 def test_blanks_at_the_end(workplace: Workplace, tmp_path: Path) -> None:
     """Where the last token makes the vector, the plan notes how many texts end with a blank."""

@@ -319,14 +319,14 @@ def _safetensors(content: bytes) -> Provoke:
 
 def _hub(status: int, code: str = "", message: str = "") -> Provoke:
     def answer(_: Path) -> None:
-        from huggingface_hub.utils import hf_raise_for_status
-
         # httpx, or httpx2 since huggingface_hub 2
         http = pytest.importorskip(errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
         headers = {"X-Error-Code": code, "X-Error-Message": message}
         request = http.Request("GET", "https://huggingface.co/api/models/a/b/revision/main")
         try:
-            hf_raise_for_status(http.Response(status, headers=headers, request=request))
+            hub_library.utils.hf_raise_for_status(
+                http.Response(status, headers=headers, request=request)
+            )
         except errors.HfHubHTTPError as error:
             raise OSError("We couldn't connect to 'https://hf.co' to load the files") from error
 
