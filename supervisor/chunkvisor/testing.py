@@ -127,7 +127,7 @@ def fault(
         )
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)
-        write_message(AttemptFiles(folder).fault, provoked, durable=False)
+        write_message(AttemptFiles(folder).fault, provoked)
         found = Provoked(provoked.name, chunk, output)
         before = os.environ.get(TESTING_FAULTS, "")
         os.environ[TESTING_FAULTS] = os.pathsep.join(filter(None, [before, place]))

@@ -24,6 +24,7 @@ from chunkvisor.engine.modelsource import (
 from chunkvisor.engine.ray.agent import find_model
 from chunkvisor.errors import Halt
 from chunkvisor.judge import Verdict
+from chunkvisor_worker.contract.correctness import numbers_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec
 from late import needs
@@ -222,3 +223,9 @@ def test_a_model_that_names_itself(tmp_path: Path) -> None:
     source.check_unchanged()
     assert source.revisions == {"own/code": "abc"}
     assert (tmp_path / "hub" / "models--own--code" / "refs" / "main").read_text() == "abc"
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    """Version 10 is later than 5, and 4.100 later than 4.57, whatever stands around the numbers."""
+    versions = ["4.9.2", "transformers 4.57.6.dev0", "4.100", "transformers 5.0.0", "10.1"]
+    assert sorted(versions, key=numbers_of) == versions

@@ -62,7 +62,7 @@ def write_fault(path: Path, fault: Fault) -> WorkerExit:
     If a full or failing disk does not take the record, the code has to say so.
     """
     try:
-        write_message(path, fault)
+        write_message(path, fault, durable=True)  # a full disk may show only then
     except OSError as error:
         log_traceback()
         return WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.FAULT

@@ -324,7 +324,7 @@ def _work(
         padded_tokens=progress.beat.padded_tokens,
         phase_s=progress.phase_s,
     )
-    write_message(files.result, result, durable=False)
+    write_message(files.result, result)
 
 
 def _encode(

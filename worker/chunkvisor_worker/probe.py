@@ -39,7 +39,7 @@ def probe(out: Path) -> ProbeReport:
     def reached(**news: Any) -> None:
         nonlocal report
         report = replace(report, **news)
-        write_message(out, report, durable=False)
+        write_message(out, report)
 
     try:
         reached()

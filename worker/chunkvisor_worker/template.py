@@ -215,7 +215,7 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         if spec.device != "cpu" and found.rule.name == "no-gpu-visible":
             why = "while it loads, it uses a GPU, and a template shows it none"
             return None, f"{why} ({found.headline})"
-        write_message(files.fault, fault, durable=False)
+        write_message(files.fault, fault)
         return None, f"it cannot be loaded: {found.headline}"
     unfit = find_taint()
     return (None, unfit) if unfit else (encoder, "")

@@ -299,7 +299,7 @@ def _count_tokens(
             )
         )
     request = LengthsRequest(source.spec(config.model), tuple(tasks))
-    write_message(files.spec, request, durable=False)
+    write_message(files.spec, request)
     command = python_command("chunkvisor_worker.lengths", folder)
     environment = {
         **os.environ,

@@ -22,7 +22,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
 
@@ -199,7 +199,7 @@ class OutputRun:
         """Make the folder of the chunk's next attempt, under a new number. Raises OSError."""
         layout = self.ledger.layout
         folder = layout.attempts_of(chunk)
-        make_folder(folder, durable=False)
+        folder.mkdir(exist_ok=True)
         before = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         number = max(before, default=0) + 1
         files = layout.attempt(chunk, number)

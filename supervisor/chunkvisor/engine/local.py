@@ -280,7 +280,7 @@ class LocalEngine:
         try:
             remove_folder(files.folder)
             files.folder.mkdir()
-            write_message(files.spec, settings.template, durable=False)
+            write_message(files.spec, settings.template)
             self.began_ns = files.spec.stat().st_mtime_ns
             self._template = spawn(command, theirs.fileno(), files.log, self._base)
         except OSError as error:

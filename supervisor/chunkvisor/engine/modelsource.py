@@ -23,7 +23,6 @@ from chunkvisor.store.records import Pin, Stamp, read_models, stamp_file, write_
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import (
     AttemptFiles,
-    make_folder,
     make_folders,
     read_json,
     remove_folder,
@@ -211,7 +210,7 @@ def fetch_model(
     `on_wait` raises.
     """
     files = AttemptFiles(scratch)
-    make_folder(scratch, durable=False)
+    scratch.mkdir(exist_ok=True)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     arguments = (scratch, wanted.name, wanted.asked or "", wanted.backend)

@@ -25,7 +25,7 @@ from chunkvisor.store.identity import Fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.records import DamagedError, read_if_whole
 from chunkvisor.store.reuse import ReuseFiles, read_reuse, write_plan
-from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync
+from chunkvisor_worker.contract.files import remove_at_once, remove_folder, sync
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -51,7 +51,7 @@ def plan(found: OutputState, wanted: Wanted, others: Sequence[OutputLayout]) -> 
     table = StagedTable.open(layout.table)
     prepared = unfinished(layout.chunks)
     remove_folder(prepared)
-    make_folder(prepared, durable=False)
+    prepared.mkdir(exist_ok=True)
     reuse = prepared / layout.reuse.name
     donors = _donors(found, wanted, others) if wanted.loaded.config.reuse else iter(())
     facts = plan_reuse(name, reuse, table, filter(None, donors), wanted.emit, wanted.on_wait)
@@ -157,7 +157,7 @@ def plan_reuse(
     A text that several donors have is copied from the first. Returns what is known of the model
     from the first donor that is used. Raises OSError, Halt.
     """
-    make_folder(folder, durable=False)
+    folder.mkdir(exist_ok=True)
     files = ReuseFiles(folder)
     places = []
     facts = None

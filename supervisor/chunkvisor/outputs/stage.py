@@ -169,7 +169,7 @@ def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) 
     remove_folder(staging.state)
     for folder in (staging.home.parent, staging.home):
         make_folder(folder)
-    make_folder(staging.state, durable=False)
+    staging.state.mkdir(exist_ok=True)
     wanted.load_ahead()
     wanted.emit(Staging(name))
     asked = _request_record(request)

@@ -10,7 +10,7 @@ from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.metrics import Metrics
 from chunkvisor.show.notices import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor_worker.contract.files import make_folder, remove_folder
+from chunkvisor_worker.contract.files import remove_folder
 
 KEPT = 50
 """How many folders of invocations stay. Older ones are removed, unless the user renamed them."""
@@ -30,7 +30,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     Return None if the folder cannot be made: the run continues without it.
     """
     try:
-        make_folder(layout.runs, durable=False)
+        layout.runs.mkdir(exist_ok=True)
         names = [entry.name for entry in layout.runs.iterdir()]
         numbers = [int(match[1]) for match in filter(None, map(_NUMBER.match, names))]
         number = 1 + max(numbers, default=0)

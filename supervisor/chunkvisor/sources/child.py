@@ -43,7 +43,7 @@ def stage_table(
     remove_folder(partial)
     partial.mkdir(parents=True)
     log = partial / "ingest.log"
-    write_message(partial / "request.json", request, durable=False)
+    write_message(partial / "request.json", request)
     command = child.python_command("chunkvisor.sources.stage", partial, os.getpid())
     status = child.run_child(command, log, on_wait)
     if status:

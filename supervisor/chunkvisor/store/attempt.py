@@ -47,7 +47,7 @@ def write_attempt(
             count += 1
     stop = draft.start + count + len(draft.skip)
     spec = replace(draft, stop=stop, texts_digest=digest.hexdigest(), canary=bool(canaries))
-    write_message(files.spec, spec, durable=False)
+    write_message(files.spec, spec)
     return spec
 
 
@@ -251,7 +251,7 @@ class AttemptFolder:
             self.remove()
             return
         with suppress(OSError):  # on a full disk the journal may still have it
-            write_message(self.files.verdict, verdict, durable=False)
+            write_message(self.files.verdict, verdict)
 
     def forget_verdict(self) -> None:
         """Have the next run judge it again, and store the vectors that are still in it."""

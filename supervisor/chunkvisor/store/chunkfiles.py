@@ -98,7 +98,7 @@ class ChunkFiles:
 
     def make_folders(self) -> None:
         """Make the folders that every run needs."""
-        make_folder(self.layout.attempts, durable=False)
+        self.layout.attempts.mkdir(exist_ok=True)
         make_folder(self.layout.chunks)
 
     def read_facts(self) -> FactsRecord | None:

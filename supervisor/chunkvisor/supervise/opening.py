@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from chunkvisor.child import OnWait
 from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
 from chunkvisor.core.output import OutputRun
-from chunkvisor.core.run import Run
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
 from chunkvisor.events.event import Event, OutputOpened
@@ -25,7 +24,7 @@ from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variable
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Reuse, plan_and_fingerprint, read_reuse
-from chunkvisor.supervise.resources import Request, RunResources
+from chunkvisor.supervise.resources import RunResources
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.messages import Phase, Spec
 
@@ -37,12 +36,10 @@ _TARGET_S = 40.0
 class Opening:
     """Opens the outputs of one run."""
 
-    def __init__(
-        self, request: Request, run: Run, resources: RunResources, source: ModelSource
-    ) -> None:
-        self._request = request
-        self._run = run
+    def __init__(self, resources: RunResources, source: ModelSource) -> None:
+        request = resources.request
         self._resources = resources
+        self._run = resources.run
         self._source = source
         self._config: Config = request.loaded.config
         # Workers on the nodes of a cluster do not inherit the environment of this machine.
@@ -58,7 +55,7 @@ class Opening:
             self._identity,
             self._chunk_size,
             partial(resources.load_ahead, source),
-            run.emit,
+            resources.run.emit,
             resources.on_wait,
         )
 
@@ -206,7 +203,7 @@ class Opening:
             *(ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
             source.spec(config.model),
             encode_spec(encode),
-            import_path=(str(self._request.loaded.folder),),
+            import_path=(str(self._resources.request.loaded.folder),),
             threads=thread_count(threads, device_kind, cores),
         )
         form = asked_form(config.outputs[name], fixed.carried)
@@ -222,7 +219,7 @@ class Opening:
                 fixed,
                 source,
                 config.chunk.keep,
-                self._request.more,
+                self._resources.request.more,
             ),
             form,
             source,

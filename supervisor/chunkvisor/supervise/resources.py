@@ -56,8 +56,8 @@ class RunResources:
 
     def __init__(self, request: Request, run: Run) -> None:
         """Find the devices, and report that the run begins. Raises Halt if there are none."""
-        self._request = request
-        self._run = run
+        self.request = request
+        self.run = run
         self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
         self._ahead: LocalEngine | None = None
@@ -100,9 +100,9 @@ class RunResources:
 
         Raises Halt if the run is asked to stop.
         """
-        self._run.tick()
-        if self._run.signals.draining:
-            raise stopped(self._run.signals)
+        self.run.tick()
+        if self.run.signals.draining:
+            raise stopped(self.run.signals)
 
     # --- the model
 
@@ -113,7 +113,7 @@ class RunResources:
         OSError.
         """
         model = self._config.model
-        layout = self._run.layout
+        layout = self.run.layout
         # A resumed run may need no worker at all: it does not load the model before it knows.
         is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         if model.is_plugin:
@@ -125,7 +125,7 @@ class RunResources:
 
                 # A download takes minutes: an error in a source is found before it.
                 for name in self._config.outputs:
-                    wanted = request_of(self._config, name, self._request.rows)
+                    wanted = request_of(self._config, name, self.request.rows)
                     try_first_row(wanted, self.on_wait)
             if here and model.is_folder:
                 found = here
@@ -149,9 +149,9 @@ class RunResources:
 
     def _read_folder(self, folder: Path) -> ModelSource:
         """Take the digest of a model's folder. Raises Halt (78)."""
-        self._run.emit(Doing("reading the files of the model"))
+        self.run.emit(Doing("reading the files of the model"))
         try:
-            return resolve_local(folder, self._run.layout.model, self.on_wait)
+            return resolve_local(folder, self.run.layout.model, self.on_wait)
         except OSError as error:
             raise config_error(
                 f"the model folder {folder} cannot be read: {error}",
@@ -160,20 +160,20 @@ class RunResources:
 
     def _fetch(self, wanted: Repository, what: str) -> ModelSource:
         """Download files of the hub, unless they are here. Raises Halt, OSError."""
-        self._run.emit(Resolving(wanted.name))
-        layout = self._run.layout
+        self.run.emit(Resolving(wanted.name))
+        layout = self.run.layout
         timeout_s = self._config.recovery.wait_timeout
-        waits = WaitReporter(self._run.emit, timeout_s)
+        waits = WaitReporter(self.run.emit, timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
             waits.report(seconds, waited_s, why, Outcome.HUB)
             deadline_s = time.monotonic() + seconds
             while time.monotonic() < deadline_s:
-                self._run.signals.sleep(min(deadline_s - time.monotonic(), _PAUSE_S), [])
+                self.run.signals.sleep(min(deadline_s - time.monotonic(), _PAUSE_S), [])
                 self.on_wait()
 
         # With --from-scratch the newest commit of the hub is taken, else that of the first run.
-        anew = self._request.from_scratch
+        anew = self.request.from_scratch
         return resolve_hub(
             wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
         )
@@ -190,7 +190,7 @@ class RunResources:
 
     def take_engine(self, source: ModelSource) -> Engine:
         """Return the engine, started early or not; the caller closes it."""
-        run = self._run
+        run = self.run
         if self.on_ray:
             template = self._template(source)
             return RayEngine(self._config, run.layout, template, run.run_id, run.emit)
@@ -202,15 +202,15 @@ class RunResources:
         config = self._config
         settings = WorkerSettings(
             config.workers.start,
-            self._run.run_id,
+            self.run.run_id,
             os.environ,
             config.env | config.secret_env,
             self._template(source),
-            self._run.layout.template,
+            self.run.layout.template,
             config.recovery.startup_timeout,
         )
-        return LocalEngine(self.devices, settings, self._run.emit)
+        return LocalEngine(self.devices, settings, self.run.emit)
 
     def _template(self, source: ModelSource) -> TemplateSpec:
         model = source.spec(self._config.model)
-        return TemplateSpec(model, self.devices[0].kind, (str(self._request.loaded.folder),))
+        return TemplateSpec(model, self.devices[0].kind, (str(self.request.loaded.folder),))

@@ -76,7 +76,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 source = resources.source()
                 from chunkvisor.supervise.work import work  # next to the model, which loads by now
 
-                work(request, this, resources, source)
+                work(resources, source)
             emit(RunEnded(int(ExitCode.COMPLETE)))
         except Exception as error:
             halt = _report_end(error, layout, troubles, emit)

@@ -4,9 +4,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from chunkvisor.config.model import Config, encode_spec
+from chunkvisor.config.model import encode_spec
 from chunkvisor.core.loop import Loop
-from chunkvisor.core.run import Run, stopped
+from chunkvisor.core.run import stopped
 from chunkvisor.core.store import ResultStore
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.expected import Expected, read_expected
@@ -22,16 +22,17 @@ from chunkvisor.outputs.state import final_record_of, read
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.opening import Opening
-from chunkvisor.supervise.resources import Request, RunResources
+from chunkvisor.supervise.resources import RunResources
 from chunkvisor.units import counted
 
 
-def work(request: Request, run: Run, resources: RunResources, source: ModelSource) -> None:
+def work(resources: RunResources, source: ModelSource) -> None:
     """Encode what is left to encode, and make all final files.
 
     Raises Halt if it does not end well; OSError.
     """
-    config = request.loaded.config
+    run = resources.run
+    config = resources.request.loaded.config
     model = config.model
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
@@ -41,7 +42,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
             run.emit(Warned("; ".join(unfit)))
     # Before the source is read, which may take long: the file may be wrong.
     expected = read_expected(model.expect) if model.expect else None
-    outputs = Opening(request, run, resources, source).open_all()
+    outputs = Opening(resources, source).open_all()
     if outputs:
         for what, mend in check_model_files(config, source.path):
             run.emit(Warned(f"{what}; {mend}"))
@@ -58,7 +59,7 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         )
         run.emit(planned)
         if expected and any(output.left for output in outputs):
-            _expect(expected, request, run, resources, source)
+            _expect(expected, resources, source)
     lessons = LessonFile(
         run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
     )
@@ -70,14 +71,16 @@ def work(request: Request, run: Run, resources: RunResources, source: ModelSourc
         raise stopped(run.signals)
     if given_up:
         raise chunks_given_up(given_up)
-    _complete(config, run, resources)
+    _complete(resources)
 
 
-def _complete(config: Config, run: Run, resources: RunResources) -> None:
+def _complete(resources: RunResources) -> None:
     """Make the combinations, and check that every final file and manifest is there.
 
     Raises Halt: 3 if some rows have no vector, 75 if a file is missing; OSError.
     """
+    run = resources.run
+    config = resources.request.loaded.config
     finished = dict[str, Manifest]()
     for name in config.outputs:
         found = read(run.layout.output(name))
@@ -113,14 +116,13 @@ def _there(manifest: Manifest | None, layout: OutputLayout) -> Manifest:
     return manifest
 
 
-def _expect(
-    expected: Expected, request: Request, run: Run, resources: RunResources, source: ModelSource
-) -> None:
+def _expect(expected: Expected, resources: RunResources, source: ModelSource) -> None:
     """Have the first worker of the run encode the texts of `model.expect`.
 
     Raises Halt (78) if it gives other vectors; OSError.
     """
-    config = request.loaded.config
+    loaded = resources.request.loaded
+    config = loaded.config
     model = source.spec(config.model)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         trial = try_texts(
@@ -128,7 +130,7 @@ def _expect(
             model,
             encode_spec(config.encode),
             resources.devices[0],
-            request.loaded,
+            loaded,
             Path(folder),
             resources.on_wait,
         )
@@ -138,4 +140,4 @@ def _expect(
     if refusal:
         raise refusal
     texts = counted(len(expected.texts), "text")
-    run.emit(Note(f"the model gives the vectors of {texts} in {expected.path}"))
+    resources.run.emit(Note(f"the model gives the vectors of {texts} in {expected.path}"))

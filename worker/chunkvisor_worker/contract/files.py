@@ -127,14 +127,13 @@ def set_aside(path: Path) -> Path | None:
     return path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
-def make_folder(folder: Path, *, durable: bool = True) -> None:
-    """Make a folder if it is missing; with `durable`, its name as well. Raises OSError.
+def make_folder(folder: Path) -> None:
+    """Make a folder if it is missing, its name durable. Raises OSError.
 
     The name is synced also if the folder exists: the process that made it may have died before.
     """
     folder.mkdir(exist_ok=True)
-    if durable:
-        sync(folder.parent)
+    sync(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:

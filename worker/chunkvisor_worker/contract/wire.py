@@ -39,8 +39,11 @@ def from_plain(kind: type[Message], values: object) -> Message | None:
         return None
 
 
-def write_message(path: Path, message: object, *, durable: bool = True) -> None:
-    """Write the message by one rename. Raises OSError, ValueError if it would not be read."""
+def write_message(path: Path, message: object, *, durable: bool = False) -> None:
+    """Write the message by one rename, and sync it if `durable`.
+
+    Raises OSError, ValueError if it would not be read.
+    """
     data = to_json(message)
     if len(data) > READ_LIMIT_BYTES:
         raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")

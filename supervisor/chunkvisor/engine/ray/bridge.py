@@ -137,9 +137,7 @@ class Bridge:
                     if report.beat:
                         with suppress(OSError):  # the next one may fit on the disk
                             write_message(
-                                AttemptFiles(self._folders[report.worker]).beat,
-                                report.beat,
-                                durable=False,
+                                AttemptFiles(self._folders[report.worker]).beat, report.beat
                             )
                     self._report(replace(report, beat=None))
                     if report.aside:

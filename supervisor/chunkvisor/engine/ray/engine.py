@@ -23,7 +23,7 @@ from chunkvisor.judge import NODE_LOST
 from chunkvisor.store.attempt import trim_log
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
@@ -96,7 +96,7 @@ class RayEngine:
         self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit
     ) -> None:
         """Prepare, without connecting. Raises OSError if its folder cannot be made."""
-        make_folder(layout.ray, durable=False)
+        layout.ray.mkdir(exist_ok=True)
         self._log = layout.ray / "bridge.log"
         self._wait_timeout_s = config.recovery.wait_timeout
         self._emit = emit
