@@ -94,7 +94,7 @@ def swap(path: Path) -> None:
 
 def stray(path: Path) -> None:
     """Unknown things lie next to it: a file, a folder, and a link to itself."""
-    path.with_name("stray.json").touch()
+    path.with_name("stray.txt").touch()
     path.with_name("000001").mkdir(exist_ok=True)
     loop = path.with_name("loop")
     if not loop.is_symlink():
