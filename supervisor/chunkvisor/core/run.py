@@ -137,7 +137,7 @@ class Run:
     signals: Signals
     emit: Emit
     tick: Callable[[], None]  # updates the display; to be called several times a second
-    texts_per_s_before: float | None = None  # of the last run in this workdir, or of a trial
+    texts_per_s_before: float | None = None  # of the last run in this workdir
     clock: Callable[[], float] = time.monotonic
 
 

@@ -282,9 +282,8 @@ def test_table_has_every_rule_that_an_exception_can_meet() -> None:
 
 
 # The real thing: each of these makes a library raise its own exception.
-torch, transformers, hub_library, errors = map(
-    Late, ("torch", "transformers", "huggingface_hub", "huggingface_hub.errors")
-)
+torch, transformers, hub_library = map(Late, ("torch", "transformers", "huggingface_hub"))
+errors, utils = map(Late, ("huggingface_hub.errors", "huggingface_hub.utils"))
 Provoke = Callable[[Path], Any]
 
 
@@ -324,9 +323,7 @@ def _hub(status: int, code: str = "", message: str = "") -> Provoke:
         headers = {"X-Error-Code": code, "X-Error-Message": message}
         request = http.Request("GET", "https://huggingface.co/api/models/a/b/revision/main")
         try:
-            hub_library.utils.hf_raise_for_status(
-                http.Response(status, headers=headers, request=request)
-            )
+            utils.hf_raise_for_status(http.Response(status, headers=headers, request=request))
         except errors.HfHubHTTPError as error:
             raise OSError("We couldn't connect to 'https://hf.co' to load the files") from error
 
