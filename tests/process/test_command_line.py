@@ -1,6 +1,7 @@
 """The command line as such: help and version everywhere, and the nearest valid name."""
 
 import io
+import signal
 
 import click
 import pytest
@@ -95,3 +96,22 @@ def test_another_system(
         chunkvisor.cli.main()
     assert ended.value.code == 69
     assert "On Windows use WSL2, on a Mac a container." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_library_wraps(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command ends as the signal asks, also if a library makes an error of its own of what the
+    signal raises, as pydantic does while it is imported.
+    """
+
+    def load(**_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except BaseException as raised:
+            raise ValueError("Error building a validator") from raised
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
+    monkeypatch.setattr(chunkvisor.cli.cli, "main", load)
+    with pytest.raises(SystemExit) as ended:
+        chunkvisor.cli.main()
+    assert ended.value.code == 128 + number

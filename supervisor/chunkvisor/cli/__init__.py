@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -81,9 +82,19 @@ def main() -> None:
     # While the interpreter exits, a signal must not replace the exit code.
     for number in (signal.SIGINT, signal.SIGTERM):
         atexit.register(signal.signal, number, signal.SIG_IGN)
+    ends = list[int]()  # exit codes that signals have asked for
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        ends.append(128 + number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(int(ExitCode.TERMINATED))
+
     with contextlib.suppress(ValueError):  # not the main thread
         # SIGTERM becomes an exception, so that children are ended and temporary folders removed.
-        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
+        signal.signal(signal.SIGTERM, end)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+            signal.signal(signal.SIGINT, end)
     try:
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as error:
@@ -105,6 +116,11 @@ def main() -> None:
         if halt is None or is_bug:
             raise
         _end(halt)
+    except Exception:
+        # While it is imported, pydantic makes its own error of what a signal raises.
+        if ends:
+            sys.exit(ends[0])
+        raise
 
 
 def _end(halt: Halt) -> None:
