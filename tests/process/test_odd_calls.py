@@ -102,10 +102,7 @@ def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *("run {config} --from-scratch --yes", "doctor {config}", "plan {config} --max-rows 3"),
-        "retry {work}",
-    ],
+    ["run {config} --from-scratch --yes", "doctor {config}", "plan {config}", "retry {work}"],
 )
 def test_without_proc(
     finished: ScriptedWorkplace, command: str, monkeypatch: pytest.MonkeyPatch

@@ -33,10 +33,10 @@ def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
     runs.
     """
     workplace.prepare(
-        [f"text number {number} " + "and more " * (number % 40) for number in range(64)],
+        [f"text number {number} " + "and more " * (number % 40) for number in range(800)],
         "sentence-transformers",
         model__name=str(minilm_path),
-        chunk__size=40,
+        chunk__size=400,
     )
     ended = workplace.does("tune", "--json", "--write")
     found = json.loads(ended.stdout)["candidates"]

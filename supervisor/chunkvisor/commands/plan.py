@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from chunkvisor.child import python_command, run_child
+from chunkvisor.child import python_command, require_proc, run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, RowChoice
 from chunkvisor.config.model import Config, encode_spec, resolve_limits
@@ -76,6 +76,7 @@ def forecast(loaded: LoadedConfig, rows: RowChoice, say: Say) -> dict[str, Any]:
     notes = list[str]()
     rate, entry_s = pace_before(config)
     require_extras(config)
+    require_proc()
     if config.model.expect:
         read_expected(config.model.expect)
     devices = len(config.device)
