@@ -34,6 +34,13 @@ def wrap(name: str, data: bytes) -> bytes:
     return zstd.compress(data) if name.endswith(".zst") else data
 
 
+def unwrap(name: str, data: bytes) -> bytes:
+    """What a file of that name holds: of several compressed files, one after the other, all."""
+    if name.endswith(".gz"):
+        return gzip.decompress(data)
+    return zstd.decompress(data) if name.endswith(".zst") else data
+
+
 def rows_of(table: StagedTable) -> list[str]:
     """The text of every row of a table."""
     texts = table.texts(0, table.distinct)

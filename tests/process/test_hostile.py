@@ -43,7 +43,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message
 from hostile import VALUES, another, damaged
-from ingest_files import wrap
+from ingest_files import unwrap, wrap
 from scripted_workplace import ScriptedWorkplace
 from soaked import soaked
 
@@ -139,8 +139,8 @@ TEXT = st.text(max_size=12) | st.sampled_from(
 
 
 @st.composite
-def source(draw: st.DrawFn) -> tuple[str, bytes, bytes]:
-    """(suffix, content, what is compressed in it): rows of a text format, damaged before or after."""
+def source(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(suffix, content): rows of a text format, damaged before or after they are compressed."""
     suffix, texts = (
         draw(st.sampled_from([".csv", ".jsonl", ".csv.gz", ".jsonl.zst"])),
         draw(st.lists(TEXT, max_size=5)),
@@ -154,16 +154,16 @@ def source(draw: st.DrawFn) -> tuple[str, bytes, bytes]:
         out.writelines(json.dumps({"text": text}) + "\n" for text in texts)
     plain = draw(damaged(out.getvalue().encode(errors="replace")))
     data = wrap(suffix, plain)
-    return suffix, draw(damaged(data)) if data != plain and draw(st.booleans()) else data, plain
+    return suffix, draw(damaged(data)) if data != plain and draw(st.booleans()) else data
 
 
 @soaked(600)
 @given(source())
-def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes, bytes]) -> None:
+def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
     """A damaged text source is refused with file and line, or gives the very rows that the standard
     library reads.
     """
-    suffix, data, plain = made
+    suffix, data = made
     path = tmp_path / f"source{suffix}"
     path.write_bytes(data)
     try:
@@ -172,7 +172,7 @@ def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes, bytes]) -> 
     except Halt as halt:
         in_words(halt, ExitCode.CONFIG)
         return
-    text = plain.removeprefix(b"\xef\xbb\xbf").decode()
+    text = unwrap(suffix, data).removeprefix(b"\xef\xbb\xbf").decode()
     if suffix.startswith(".csv"):
         assert cells == [
             row["text"] for row in csv.DictReader(io.StringIO(text, newline=""), strict=True)
