@@ -284,6 +284,8 @@ def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> Non
     the card allows.
     """
     place.configure(minilm_path)
+    # Enough for some seconds: of fewer, tune cannot tell which settings are faster.
+    place.write_source([f"text number {number}" for number in range(50_000)])
     ended = place.does("tune", "--json")
     tried = [each["settings"] for each in json.loads(ended.stdout)["candidates"]]
     assert {"sdpa", "eager"} <= {each["attn_implementation"] for each in tried}
