@@ -2,6 +2,7 @@
 machine.
 """
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -45,11 +46,12 @@ def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: 
 
 def bridges() -> list[psutil.Process]:
     """Bridges of this test's runs."""
-    return [
-        each
-        for each in bearing(os.environ[MARK])
-        if "chunkvisor.engine.ray.bridge" in each.cmdline()
-    ]
+    found = []
+    for each in bearing(os.environ[MARK]):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if "chunkvisor.engine.ray.bridge" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def agents() -> list[psutil.Process]:
