@@ -307,7 +307,9 @@ def _without_record(evidence: Evidence, base: Verdict) -> Verdict:
             base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result"
         )
     reason = f"ended with {describe_exit(code)} and left no record"
-    verdict = replace(base, reason=reason, row_can_cause=code < 0 or at_texts)
+    # Where no record could be written, the machine is short of something.
+    may_be_text = (code < 0 or at_texts) and code != WorkerExit.NO_RECORD
+    verdict = replace(base, reason=reason, row_can_cause=may_be_text)
     if code == WorkerExit.DISK_FULL:
         reason = f"{reason}: the disk is full or failing"
         return replace(verdict, outcome=Outcome.DISK_FULL, reason=reason, exit_code=DISK)

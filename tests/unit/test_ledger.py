@@ -171,6 +171,7 @@ def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
         ([[10, 12]], [11], [13], None),
         ([[12, 13], [10, 11]], [], [], [2, 2, 1, 1]),
         ([[10, 12], [12, 13]], [11], [], [1, 0, 1, 2]),
+        ([[10, 12], [10, 12], [13]], [11], [], [1, 0, 1, 3]),
     ],
 )
 def test_what_is_left_and_what_is_joined(
@@ -191,6 +192,7 @@ def test_what_is_left_and_what_is_joined(
     assert parts.pending_texts() == missing
     assert [each.text for each in parts.bad] == bad
     assert parts.good_texts() == sorted(set(range(10, 14)) - {*missing, *bad})
+    assert not parts.forget_damaged(DIMENSION)
     assert parts_in(tmp_path, "other settings").pending_texts() == [10, 11, 12, 13]
     if composed is not None:
         path, _ = parts._files.merge_parts(2, DIMENSION, parts.good_texts())

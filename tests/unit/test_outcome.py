@@ -257,7 +257,7 @@ def test_exit_status_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
-@pytest.mark.parametrize("code", [*range(19), 20, *range(22, 256), *range(-15, 0)])
+@pytest.mark.parametrize("code", [*range(19), 20, *range(22, 26), *range(27, 256), *range(-15, 0)])
 def test_a_text_may_end_its_worker_in_any_way(code: int) -> None:
     """A worker that was at texts and left no record may have been ended by one of them, whatever
     its exit status.
@@ -270,6 +270,12 @@ def test_a_text_may_end_its_worker_in_any_way(code: int) -> None:
         Outcome.GPU_BUSY,
         Outcome.HARDWARE_FAULT,
     )
+
+
+def test_a_worker_that_could_write_no_record_blames_no_text() -> None:
+    """The machine was short of something: of memory, say."""
+    verdict = judge(Evidence(WorkerExit.NO_RECORD, beat=AT_TEXTS))
+    assert (verdict.outcome, verdict.row_can_cause) == (Outcome.CRASHED, False)
 
 
 @pytest.mark.parametrize("phase", [Phase.IMPORT, Phase.MODEL_LOAD, Phase.CUDA_INIT])

@@ -65,7 +65,7 @@ def write_fault(path: Path, fault: Fault) -> WorkerExit:
         write_message(path, fault, durable=True)  # a full disk may show only then
     except OSError as error:
         log_traceback()
-        return WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.FAULT
+        return WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.NO_RECORD
     return WorkerExit.FAULT
 
 

@@ -199,11 +199,12 @@ class ChunkFiles:
         """List the parts whose vectors do not match their digest."""
         start, _ = self.plan.bounds(chunk)
         rows = self._rows(chunk, dimension)
-        return [
-            part
-            for part in parts
-            if xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - start].data) != part.digest
-        ]
+        found = []
+        for part in parts:
+            numbers = np.array(part.texts, dtype=np.int64)
+            if xxhash.xxh3_128_hexdigest(rows[numbers - start].data) != part.digest:
+                found.append(part)
+        return found
 
     def merge_parts(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
         """Return (file, digest) of the whole chunk, for `publish`.

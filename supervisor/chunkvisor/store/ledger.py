@@ -55,6 +55,8 @@ class Parts:
         Texts that have a vector or a verdict already are left out.
         """
         added = sorted(set(texts).intersection(self.pending_texts()))
+        if not added:  # all were stored, and what followed has failed
+            return
         digest = self._files.add_vectors(self._chunk, first, vectors, added)
         self._save(replace(self._index, parts=(*self._index.parts, Part(tuple(added), digest))))
 

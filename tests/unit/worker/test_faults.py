@@ -124,17 +124,25 @@ def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
     assert len(fault_of(long, Phase.FORWARD).chain) == CHAIN_LIMIT
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize(
+    ("number", "last"),
+    [
+        *((number, WorkerExit.DISK_FULL) for number in (errno.ENOSPC, errno.EIO, errno.EROFS)),
+        *((number, WorkerExit.NO_RECORD) for number in (errno.ENOMEM, errno.EMFILE)),
+    ],
+)
 def test_record_that_the_disk_does_not_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, last: int
 ) -> None:
-    """If the disk is full or fails, the exit code tells that: no text is to be blamed."""
+    """If the disk is full or fails, or memory is short, the exit code tells that: no text is to be
+    blamed.
+    """
 
     def end(code: int) -> None:
         raise SystemExit(code)
 
     monkeypatch.setattr("os._exit", end)
-    for code in (WorkerExit.FAULT, WorkerExit.DISK_FULL):
+    for code in (WorkerExit.FAULT, last):
         with pytest.raises(SystemExit) as caught, recorded(tmp_path / "fault.json", Phase.FORWARD):
             raise KeyError
         assert caught.value.code == code

@@ -47,5 +47,6 @@ class WorkerExit(IntEnum):
     FAULT = 1  # its record says which
     USAGE = 2
     DISK_FULL = 24  # the disk, full or failing, did not take the record of a fault
+    NO_RECORD = 26  # the record of a fault could not be written, for want of memory say
     ORPHANED = 25  # it was asked to leave, or its parent is gone
     TAINTED_TEMPLATE = 29
