@@ -257,6 +257,20 @@ def test_stopped() -> None:
     assert threading.active_count() == before
 
 
+def test_the_thread_that_reads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a write that failed, also while the error is kept: ended by a garbage collection it
+    could hang.
+    """
+    write = mock.Mock(side_effect=[None, OSError(errno.ENOSPC, "full")])  # after the header
+    monkeypatch.setattr(HashedFile, "write", write)
+    before = threading.active_count()
+    with assembled(ROWS, 2, 2) as (ledger, table, _):
+        with pytest.raises(OSError, match="full") as kept:
+            publish_joined(ledger, table)
+        assert kept.tb
+        assert threading.active_count() == before
+
+
 # A file that is hashed and synced while it grows
 
 BLOCKS = [b"header", b"", b"a" * 5000, b"b" * 70_000, b"c"]

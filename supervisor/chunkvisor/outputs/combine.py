@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -84,7 +84,7 @@ def combine(
         make_folder(folder)
     clear_partial(layout)
 
-    def side_by_side() -> Iterator[Stored]:
+    def side_by_side() -> Generator[Stored]:
         nonlocal zero_rows
         found = [final_rows(outputs[name], each) for name, each in members.items()]
         portions = [Portions(each) for each in found]

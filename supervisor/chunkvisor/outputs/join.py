@@ -231,7 +231,7 @@ def assemble(inputs: JoinInputs, form: Form, on_wait: OnWait) -> Final:
 
 def _rows_in_order(
     inputs: JoinInputs, final: Final, at: Path, on_wait: OnWait
-) -> Iterator[Vectors]:
+) -> Generator[Vectors]:
     """Give all rows in blocks, which the caller writes to `at`; count the zero rows in `final`.
 
     Row i gets the vector of its text. Texts are numbered in the order of their first row, so the
@@ -283,12 +283,13 @@ def write_final(
     rows: int,
     vector_type: VectorType,
     form: Form,
-    found: Iterator[Stored],
+    found: Generator[Stored],
 ) -> str:
     """Write the blocks of `found`, `rows` rows, into the file `at`; return its sha256, hex.
 
     The file is synced. Raises what `found` raises, and OSError; the file is removed then, so that a
-    full disk has its space back.
+    full disk has its space back. `found` is closed in any case: left to the garbage collector, it
+    would wait for its thread while Python's threading holds a lock, and hang.
     """
     carried = None
     try:
@@ -296,7 +297,7 @@ def write_final(
             rows_table = find_rows_table(layout, form.carried)
             assert rows_table, "it is staged again if it is lost"
             carried = Carried(rows_table)
-        with HashedFile(at) as file:
+        with closing(found), HashedFile(at) as file:
             with FORMATS[form.format].write(file, rows, vector_type, carried) as append:
                 for block in found:
                     append(block)
@@ -322,7 +323,7 @@ def write_form(
     """
     vector_type = VectorType(form.dtype, dimension)
 
-    def converted() -> Iterator[Stored]:
+    def converted() -> Generator[Stored]:
         with closing(read_ahead(read())) as blocks:
             for block in blocks:
                 yield vector_type.convert(block)
