@@ -215,7 +215,7 @@ def test_a_statement_has_one_thought() -> None:
     assert dense == []
 
 
-MOST = {"tokens of source": 162_500, "tokens of tests": 208_800, "words": 22_000}
+MOST = {"tokens of source": 162_500, "tokens of tests": 209_000, "words": 22_000}
 """What there is at most: whoever adds says what goes. Tokens, since wide lines must not save
 anything. The goals are 152,000, 200,000 and 22,000."""
 

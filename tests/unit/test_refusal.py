@@ -125,6 +125,9 @@ def test_errors_of_the_file_system_that_duckdb_met(number: int) -> None:
     assert halt is not None
     assert halt.code == code
     assert words in halt.what
+    synced = _as_halt(duckdb.FatalException("FATAL Error: fsync failed!"), None, PLACE)
+    assert synced is not None
+    assert synced.code == ExitCode.DISK
     lacks = _as_halt(duckdb.OutOfMemoryException("could not allocate"), None, PLACE)
     assert lacks is not None
     assert lacks.code == ExitCode.MACHINE

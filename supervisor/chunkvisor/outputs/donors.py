@@ -23,6 +23,7 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, ReuseFiles, plan_and_fingerprint, read_reuse
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.messages import Facts
 
@@ -163,7 +164,7 @@ def _numbered(first: int, found: Iterable[Vectors]) -> Blocks:
 
 def _blocks_of_files(files: Sequence[tuple[int, Path]]) -> Blocks:
     for first, path in files:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             yield from _numbered(first, blocks(file, read_shape(file)))
 
 

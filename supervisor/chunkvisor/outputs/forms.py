@@ -23,6 +23,7 @@ from chunkvisor.store.artifact import (
     read_shape,
 )
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.frozen import frozen
 
 Stored = npt.NDArray[Any]
@@ -181,7 +182,7 @@ def _write_npy(
 def _read_npy(
     path: Path, rows: int, vector_type: VectorType, digest: str | None
 ) -> Iterator[Stored]:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         shape = read_shape(file, vector_type.numpy)
         if (shape.rows, shape.dimension) != (rows, vector_type.dimension):
             there = f"{shape.rows} x {shape.dimension}"
@@ -250,7 +251,7 @@ def _read_parquet(
 ) -> Iterator[Stored]:
     import pyarrow.parquet as pq
 
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         if digest and hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)

@@ -29,7 +29,7 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
 from chunkvisor.store.reuse import plan_and_fingerprint, read_reuse
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import make_folder, remove_folder, sync
+from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder, sync
 from chunkvisor_worker.contract.frozen import frozen
 
 _MOST_TRIED = 10  # chunk files, to find out what an output is of
@@ -121,7 +121,7 @@ def _restored(found: OutputState, now: Fixed, wanted: Wanted) -> Fixed | None:
     files = [*itertools.islice(chunk_files(layout), _MOST_TRIED)]
     for chunk, path in files:
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 rows = read_shape(file).rows
         except BadVectorsError:
             continue

@@ -512,4 +512,5 @@ def _kind_of(value: Any) -> str:
 
 def is_disk_fault(error: BaseException) -> bool:
     """Return whether the disk is full or failing, which DuckDB says only in its message."""
-    return re.search("No space left|Disk quota exceeded|Input/output error", str(error)) is not None
+    said = "No space left|Disk quota exceeded|Input/output error|fsync failed"
+    return re.search(said, str(error)) is not None

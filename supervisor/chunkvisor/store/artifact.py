@@ -18,6 +18,7 @@ import xxhash
 
 from chunkvisor.store.layout import DIGEST_LENGTH
 from chunkvisor.store.records import DamagedError
+from chunkvisor_worker.contract.files import open_regular
 from chunkvisor_worker.contract.frozen import frozen
 
 BLOCK_BYTES = 2 << 20
@@ -147,7 +148,7 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
 
     Raises BadVectorsError, OSError.
     """
-    with open(path, "rb") as raw:
+    with open(path, "rb", opener=open_regular) as raw:
         shape = read_shape(raw)
         raw.seek(0)
         digest = xxhash.xxh3_128(raw.read(shape.offset_bytes))
@@ -185,7 +186,7 @@ def pick_rows(
     row_bytes = width * found.itemsize
     order = np.argsort(rows, kind="stable")
     wanted = rows[order]
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         for first, end in _spans(wanted, row_bytes):
             start = int(wanted[first])
             last = int(wanted[end - 1])

@@ -416,7 +416,7 @@ def claim(layout: Layout, outputs: Iterable[str], run_id: str) -> Iterator[LockH
 def is_held(path: Path) -> bool:
     """Say whether any process, on whatever machine, holds the lock."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             return not _try_lock(file.fileno(), fcntl.LOCK_SH)
     except OSError:  # no file, or a file system without locks
         return False

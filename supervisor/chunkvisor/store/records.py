@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.disk import rule_of
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.files import open_regular, write_atomic
 from chunkvisor_worker.contract.frozen import frozen
 from chunkvisor_worker.contract.wire import from_plain
 
@@ -152,7 +152,7 @@ def stamp_as(path: Path, digest: str) -> Stamp:
 
 def digest_file(path: Path) -> str:
     """Return the sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
