@@ -54,7 +54,7 @@ LAPSES = (
     # the world
     Lapse("disk_full@encode", "disk_full", "No space left on device"),
     Lapse("hub_429@load", "hub", "429"),
-    Lapse("no_file_may_grow@encode", "crashed", "exit code 1"),
+    Lapse("no_file_may_grow@encode", "crashed", "exit code 26"),
     # death
     Lapse("segfault@import", "crashed", "Segmentation fault"),
     Lapse("abort@encode", "crashed", "Aborted"),
@@ -88,7 +88,7 @@ LAPSES = (
     Lapse("close_descriptors@encode", None),
     Lapse("forget_the_texts@import", "crashed", "texts.jsonl"),
     Lapse("change_the_texts@import", "crashed", "not those that were written"),
-    Lapse("remove_the_attempt@encode", "crashed", "exit code 1"),
+    Lapse("remove_the_attempt@encode", "crashed", "exit code 26"),
 )
 
 
